@@ -1,0 +1,229 @@
+"""
+Settings without a framework. A script lists its knobs as plain globals and reads the command line under them:
+
+    batch_size = 12      # sequences per optimizer step
+    config = configure(globals())
+
+    $ python train.py config/train_names.py --batch_size=32
+    batch_size = 32  (--batch_size=32)
+
+Arguments are read from left to right and later ones win. An argument is a Python file that assigns knobs (it sees
+the knobs so far, so it can compute with them; names in CAPITALS or with a leading underscore are its own), or
+--key=value. A knob is a lower-case global that is a bool, an int, a float or a str; the comment beside it is its
+--help. Only a script that was launched reads the command line: importing it changes nothing.
+"""
+import difflib
+import hashlib
+import json
+import os
+import re
+import sys
+import types
+
+KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
+
+# what people type from habit, and what it is called here
+FOREIGN = {
+    'gradient_accumulation_steps': 'batch_size counts all sequences of an optimizer step here: set batch_size to '
+        "nanoGPT's batch_size * gradient_accumulation_steps, and micro_batch_size to nanoGPT's batch_size",
+    'eval_iters': 'validation reads the same windows every time: set eval_tokens to eval_iters * batch_size * block_size',
+    'decay_lr': 'set --min_lr to the learning rate for a constant one',
+    'always_save_checkpoint': 'a checkpoint is saved at every evaluation, and the best is kept',
+    'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
+}
+
+
+class UserError(Exception):
+    """A mistake that a person can make and mend. The message is one line that ends with what to do next."""
+
+
+def launch(main):
+    """Runs a script's main: a UserError becomes one line and exit status 2; a bug of ours keeps its traceback."""
+    try:
+        main()
+    except UserError as e:
+        stop(e)
+    except BrokenPipeError:     # `| head` closed our output: nobody is listening, which is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt:
+        print('\nstopped', file=sys.stderr)
+        sys.exit(130)
+
+
+def stop(error):
+    message = ' '.join(str(error).split())
+    print(f'error: {message}', file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def read_json(path):
+    """The object in a JSON file, as a dict. Raises UserError."""
+    try:
+        with open(path, encoding='utf-8') as f:
+            data = json.load(f)
+        if not isinstance(data, dict):
+            raise ValueError('it is no JSON object')
+        return data
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the path, or make it again')
+
+
+def file_sha256(path):
+    digest = hashlib.sha256()
+    with open(path, 'rb') as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_rank_0():
+    return os.environ.get('RANK', '0') == '0'
+
+
+def configure(script, *others, argv=None, quiet=False):
+    """
+    Overrides the knobs of a script from its command line and returns all of them as a dict.
+
+    script: the globals() of the script; others: globals of modules whose knobs it takes too (bench.py takes those
+    of train.py). argv: the arguments, by default those of the command line if the script was launched, else none.
+    quiet: do not report what was overridden.
+    Raises UserError (a launched script prints it and exits with status 2) for anything that can not be read.
+    """
+    launched = argv is None and script['__name__'] == '__main__'
+    if launched:
+        for stream in (sys.stdout, sys.stderr):     # a console or pipe that is not UTF-8 gets escapes, not a traceback
+            stream.reconfigure(errors='backslashreplace')
+    spaces = (script, *others)
+    defaults = {k: v for space in reversed(spaces) for k, v in space.items() if is_knob(k, v)}
+    if argv is None:
+        argv = sys.argv[1:] if launched else []
+    try:
+        if '--help' in argv or '-h' in argv:
+            launch(lambda: print_help(spaces, defaults))
+            sys.exit(0)
+        knobs, source = read_arguments(argv, defaults)
+    except UserError as e:
+        if not launched:
+            raise
+        if not is_rank_0():
+            sys.exit(2)
+        stop(e)
+    for space in spaces:
+        space.update({k: v for k, v in knobs.items() if k in space})
+    if is_rank_0() and not quiet:
+        for k, where in source.items():
+            print(f'{k} = {knobs[k]!r}  ({where})')
+    return knobs
+
+
+def is_knob(name, value):
+    return name.islower() and not name.startswith('_') and type(value) in KINDS
+
+
+def read_arguments(argv, defaults):
+    """argv, defaults -> (the knobs after all arguments, {name of each that was set: by what})"""
+    knobs, source = dict(defaults), {}
+    for arg in argv:
+        if arg.startswith('--'):
+            name, equals, text = arg[2:].partition('=')
+            known(name, defaults, arg)
+            if not equals:
+                raise UserError(f'{arg} needs a value: write --{name}=value')
+            found = {name: parse(name, text, defaults[name])}
+        elif arg.endswith('.py'):
+            found = run_file(arg, knobs, defaults)
+        else:
+            raise UserError(f'can not read the argument {arg!r}: give a config file (*.py) or --key=value')
+        knobs.update(found)
+        source.update(dict.fromkeys(found, arg))
+    return knobs, source
+
+
+def known(name, defaults, where):
+    if name in defaults:
+        return
+    if name in FOREIGN:
+        raise UserError(f'{where}: there is no {name} here: {FOREIGN[name]}')
+    near = difflib.get_close_matches(name, defaults, 1)
+    hint = f'did you mean {near[0]}? ' if near else ''
+    raise UserError(f'{where}: there is no knob {name!r}: {hint}--help lists them')
+
+
+def is_plain(value):
+    """Whether a number is finite and of a size that makes sense."""
+    return type(value) is str or abs(value) < 1e300
+
+
+def parse(name, text, default):
+    """The text of a --name=text as the type of the default: parse('lr', '1', 0.5) -> 1.0"""
+    kind = type(default)
+    if default == 'auto' or kind is bool:
+        if text in ('True', 'true', 'False', 'false'):
+            return text in ('True', 'true')
+    try:
+        if kind is not bool and is_plain(kind(text)):
+            return kind(text)
+    except ValueError:
+        pass
+    raise UserError(f'--{name}={text}: {name} takes {KINDS[kind]}, such as --{name}={default}')
+
+
+def run_file(path, knobs, defaults):
+    """Runs a config file over the knobs so far and returns the ones it changed."""
+    names = dict(knobs, __file__=path)
+    try:
+        with open(path, encoding='utf-8-sig') as f:
+            text = f.read()
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f'can not read the config file {path}: {getattr(e, "strerror", None) or e}; '
+                        f'`ls config` shows those that come with the project')
+    try:
+        exec(compile(text, path, 'exec'), names)
+    except (Exception, SystemExit) as e:      # whatever a person's file raises is that file's mistake
+        line = getattr(e, 'lineno', None)
+        tb = e.__traceback__
+        while tb is not None and not isinstance(e, SyntaxError):
+            if tb.tb_frame.f_code.co_filename == path:
+                line = tb.tb_lineno
+            tb = tb.tb_next
+        raise UserError(f'{path}, line {line}: {type(e).__name__}: {e}; mend the file and run it again')
+    found = {}
+    for name, value in names.items():
+        own = isinstance(value, types.ModuleType) or callable(value)
+        if name.startswith('_') or not name.islower() or own and name not in defaults:
+            continue
+        known(name, defaults, path)
+        default = defaults[name]
+        if type(default) is float and type(value) is int and abs(value) < 1 << 53:
+            value = float(value)
+        if not (type(value) is type(default) or default == 'auto' and type(value) is bool) or not is_plain(value):
+            raise UserError(f'{path}: {name} takes {KINDS[type(default)]}, such as {default!r}')
+        if value != knobs[name] or type(value) is not type(knobs[name]):
+            found[name] = value
+    return found
+
+
+def as_file(knobs):
+    """The knobs as the text of a config file, which sets them again."""
+    return ''.join(f'{k} = {v!r}\n' for k, v in knobs.items())
+
+
+def print_help(spaces, knobs):
+    """The docstring of the script, then its knobs with the comments beside them."""
+    print((spaces[0].get('__doc__') or '').strip() + '\n')
+    for space in spaces:
+        with open(space['__file__'], encoding='utf-8') as f:
+            lines = f.read().splitlines()
+        shown = False
+        for line in lines:
+            m = re.match(r'([a-z]\w*) = .*?(?:  # (.*))?$', line)
+            if m and m[1] in knobs:
+                print(f'  --{m[1]}={knobs[m[1]]!r}'.ljust(34) + ' ' + (m[2] or ''))
+                shown = True
+            elif shown and re.match(r' {8,}# ', line):      # the comment goes on
+                print(' ' * 35 + line.strip()[2:])
+            elif re.match(r'# (?!-)', line) and shown:
+                print('\n' + line)
+            elif 'configure(' in line:
+                break
+        print()
