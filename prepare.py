@@ -1,0 +1,638 @@
+"""
+Turns raw text into token shards that train.py reads.
+
+    python prepare.py                                            # the Python standard library, BPE of 4,096
+    python prepare.py --dataset=names --tokenizer=char
+    python prepare.py --dataset=tinystories --vocab_size=10000
+    python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, also .gz .xz .zst) or a folder
+
+It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16), meta.json and
+tokenizer.json, and ends with a summary. train.py calls it by itself when the data it wants is missing.
+"""
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import lzma
+import os
+import shutil
+import sys
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from configurator import UserError, configure, file_sha256, launch, read_json
+from tokenizer import (END_OF_TEXT, PATTERNS, PIECE, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size,
+                       count_words, default_workers, load_tokenizer, merge_words, parallel_map, read_pieces)
+
+# -----------------------------------------------------------------------------
+dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
+tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
+vocab_size = 4096           # of bpe and word, all tokens counted
+pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
+val_fraction = 0.0          # share of the documents held out for validation; 0: the data set's own, else 0.1
+separator = END_OF_TEXT     # stands between the documents of a text file; \\n: every line is one
+text_field = 'text'         # the field of a .jsonl line (or the column of a .parquet file) that holds the text
+shard_tokens = 100_000_000  # tokens per .bin file
+workers = 0                 # processes; 0: one per core
+# -----------------------------------------------------------------------------
+config = configure(globals())
+
+HUB = 'https://huggingface.co/datasets/'
+GITHUB = 'https://raw.githubusercontent.com/karpathy/'
+DATASETS = {    # urls of training files; of validation files, if they come apart; how documents are told apart; what
+                # text that is shown during training begins with
+    'python': dict(start='def'),
+    'tinystories': dict(train=[HUB + 'roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-train.txt'],
+                        val=[HUB + 'roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-valid.txt']),
+    'openwebtext': dict(train=[HUB + 'stanford-cs336/owt-sample/resolve/main/owt_train.txt.gz'],
+                        val=[HUB + 'stanford-cs336/owt-sample/resolve/main/owt_valid.txt.gz']),
+    'fineweb_edu': dict(train=[HUB + f'HuggingFaceFW/fineweb-edu/resolve/main/sample/10BT/{i:03d}_00000.parquet'
+                               for i in range(14)], val_fraction=0.001),
+    'shakespeare': dict(train=[GITHUB + 'char-rnn/master/data/tinyshakespeare/input.txt'], as_name='tinyshakespeare.txt',
+                        sha256='86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'),
+    'names': dict(train=[GITHUB + 'makemore/master/names.txt'], separator='\n',
+                  sha256='0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d'),
+}
+TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
+GPT2_MODELS = ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')
+GPT2_FILES = {  # url: sha256
+    'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json':
+        '196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783',
+    'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe':
+        '1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5',
+}
+DOWNLOADS = Path('data/downloads')
+
+# -----------------------------------------------------------------------------
+# where the text comes from
+
+def download(url, path, sha256=None, timeout=30):
+    """
+    Fetches a URL into a file, going on where an earlier try stopped, and returns the path. Nothing stands under the
+    final name until its size and, where known, its sha256 are right. Raises UserError after three tries.
+    """
+    path = Path(path)
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + '.part')
+    for attempt in range(3):
+        have = part.stat().st_size if part.exists() else 0
+        try:
+            request = urllib.request.Request(url, headers={'Range': f'bytes={have}-'} if have else {})
+            with urllib.request.urlopen(request, timeout=timeout) as r:
+                if r.status != 206:
+                    have = 0                       # the server sends all of it again
+                length = r.headers.get('Content-Length')
+                total = have + int(length) if length else None
+                with open(part, 'ab' if have else 'wb') as f, \
+                        tqdm(total=total, initial=have, unit='B', unit_scale=True, desc=path.name, disable=None) as bar:
+                    while block := r.read(1 << 20):
+                        f.write(block)
+                        bar.update(len(block))
+            if total not in (None, part.stat().st_size):
+                raise OSError(f'{part.stat().st_size:,} of {total:,} bytes came')
+            if sha256 and file_sha256(part) != sha256:
+                part.unlink()
+                raise OSError('the sha256 is wrong')
+            os.replace(part, path)
+            return path
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            problem = e
+            if isinstance(e, urllib.error.HTTPError):
+                if e.code == 416:                  # the part is no beginning of this file
+                    part.unlink(missing_ok=True)
+                elif e.code < 500:
+                    break
+    raise UserError(f'can not download {url} ({problem}): put the file at {path} by hand and run this again; '
+                    f'--dataset=python and your own files need no network')
+
+
+def standard_library():
+    """The .py files of the running interpreter, without tests, installed packages, tables and prose."""
+    root = Path(sysconfig.get_paths()['stdlib'])
+    skip = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2to3', 'encodings', 'pydoc_data'}
+    files = [p for p in root.rglob('*.py') if not skip & set(p.relative_to(root).parts)]
+    return sorted(files, key=lambda p: p.relative_to(root).as_posix())
+
+
+def find_source(dataset):
+    """
+    dataset -> a dict that says where its documents are: source (text that identifies it), files (or urls of train and
+    val to download), separator, val_fraction. Raises UserError if there is no such data set.
+    """
+    between = separator.replace('\\n', '\n')         # a command line has no easy way to give a line break
+    if dataset == 'python':
+        return dict(source='Python ' + sys.version.split()[0], files=standard_library(), separator='',
+                    val_fraction=val_fraction or 0.1)
+    if dataset in DATASETS:
+        known = DATASETS[dataset]
+        return dict(source=dataset, urls=known, separator=known.get('separator', between),
+                    val_fraction=0.0 if 'val' in known else val_fraction or known.get('val_fraction', 0.1))
+    path = Path(dataset)
+    if not dataset or not os.path.exists(dataset):
+        raise UserError(f'there is no data set {dataset!r}: give a path that exists, or one of {", ".join(DATASETS)}')
+    files = [path]
+    if path.is_dir():
+        files = sorted(p for p in path.rglob('*') if p.is_file() and '/.' not in '/' + p.relative_to(path).as_posix())
+        if not files:
+            raise UserError(f'the folder {dataset} holds no files: give one with text in it')
+    inside = path.resolve().is_relative_to(Path.cwd())        # so that a project can be moved with its data
+    source = path.resolve().relative_to(Path.cwd()) if inside else path.resolve()
+    return dict(source=source.as_posix(), source_bytes=sum(p.stat().st_size for p in files), files=files,
+                separator=between, val_fraction=val_fraction or 0.1)
+
+
+def fetch(urls):
+    """Downloads the files of a data set that are missing: -> (training files, validation files)"""
+    return [[download(url, DOWNLOADS / urls.get('as_name', url.split('/')[-1]), urls.get('sha256'))
+             for url in urls.get(split, [])] for split in ('train', 'val')]
+
+
+def data_name(dataset):
+    """The name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
+    if dataset in DATASETS:
+        return dataset
+    name = Path(dataset).resolve().name
+    return ''.join(c if c.isalnum() or c in '-_' else '_' for c in name.split('.')[0]) or 'data'
+
+
+def data_folder(dataset, tokenizer, vocab_size):
+    """Where the shards of a data set lie: data_folder('names', 'char', 0) -> Path('data/names-char')"""
+    kind = f'{tokenizer}{vocab_size}' if tokenizer in ('bpe', 'word') else tokenizer
+    if tokenizer not in TOKENIZERS:
+        kind = 'tok' + file_sha256(tokenizer)[:8]
+    return Path('data') / f'{data_name(dataset)}-{kind}'
+
+
+def open_file(path):
+    """A binary file, unpacked as its name says: .gz, .xz or .zst."""
+    suffix = path.suffix.lower()
+    if suffix == '.gz':
+        return gzip.open(path, 'rb')
+    if suffix == '.xz':
+        return lzma.open(path, 'rb')
+    if suffix == '.zst':
+        try:
+            from compression import zstd        # Python 3.14
+        except ImportError:
+            try:
+                from backports import zstd
+            except ImportError:
+                raise UserError(f'{path} needs a package: pip install backports.zstd')
+        return zstd.open(path, 'rb')
+    return open(path, 'rb')
+
+
+def documents(files, separator, skip_undecodable=False):
+    """
+    Yields (text, ends): the documents of the files in order, long ones in parts of about PIECE characters; `ends` says
+    that the document is over. Raises UserError for a file that can not be read as text.
+    """
+    for path in files:
+        name = path.name.lower()
+        try:
+            if name.endswith('.parquet'):
+                for text in parquet_texts(path):
+                    yield text, True
+            elif '.jsonl' in name:
+                with open_file(path) as f:
+                    for i, line in enumerate(io.TextIOWrapper(f, 'utf-8-sig'), 1):
+                        if line.strip():
+                            yield json_text(line, path, i), True
+            elif skip_undecodable:
+                try:
+                    yield path.read_bytes().decode('utf-8'), True
+                except UnicodeDecodeError:
+                    continue
+            else:
+                with open_file(path) as f:
+                    rest = ''
+                    for piece in read_pieces(f, path, [separator]):
+                        if rest:
+                            yield rest, False
+                        *whole, rest = piece.split(separator)
+                        for text in whole:
+                            yield text, True
+                    yield rest, True
+        except UnicodeDecodeError as e:
+            raise UserError(f'{path} is not UTF-8 ({e.reason}); convert it first, for example with iconv -t utf-8')
+        except (EOFError, lzma.LZMAError, zlib.error, OSError) as e:
+            raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the file')
+        except Exception as e:
+            if type(e).__name__ != 'ZstdError':     # of a package that may not be there
+                raise
+            raise UserError(f'can not read {path}: {e}; check the file')
+
+
+def json_text(line, path, number):
+    try:
+        text = json.loads(line)[text_field]
+        text.encode()
+        return text
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        raise UserError(f'{path}, line {number}: no text under {text_field!r} ({type(e).__name__}); '
+                        f'name the field with --text_field=')
+
+
+def parquet_texts(path):
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f'{path} needs the package pyarrow: pip install pyarrow')
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=[text_field]):
+            for text in batch.column(0).to_pylist():
+                if text is not None and not isinstance(text, str):
+                    raise ValueError(f'{text_field} holds no text')
+                yield text or ''
+    except (pyarrow.ArrowException, IndexError, ValueError) as e:
+        raise UserError(f'can not read {path}: {e}; name the column with --text_field=')
+
+# -----------------------------------------------------------------------------
+# the validation split
+
+def document_hash(text):
+    """A number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big') / 2 ** 64
+
+
+def without_blank(docs):
+    """Leaves documents of white space alone out."""
+    start = True
+    for text, ends in docs:
+        if not (start and ends and not text.strip()):
+            yield text, ends
+            start = ends
+
+
+def survey(docs, val_fraction):
+    """
+    How to split: (threshold, 0): documents whose hash is below it are for validation; or, where there are fewer than
+    20 documents, (0, cut): text from that character on is (as nanoGPT splits). Reads no further than it must.
+    """
+    count, chars, lowest, start = 0, 0, 1.0, True
+    for text, ends in docs:
+        chars += len(text)
+        if start and text:
+            lowest = min(lowest, document_hash(text))
+        start = ends
+        count += ends
+        if count == 1000:       # enough to be sure that some document falls on each side
+            break
+    if not chars:
+        raise UserError('the data holds no text: give a file with something in it')
+    if count >= 20:
+        return max(val_fraction, lowest + 1e-12), 0
+    return 0, int(chars * (1 - val_fraction))
+
+
+def split_documents(docs, threshold, cut):
+    """(text, ends) -> (split, text, ends), by the numbers of survey."""
+    start, seen, split = True, 0, 'train'
+    for text, ends in docs:
+        if cut:         # by position: a part that crosses it is cut in two
+            left, seen = text[:max(cut - seen, 0)], seen + len(text)
+            if left:
+                yield 'train', left, ends and len(left) == len(text)
+            if len(left) < len(text) or not text:
+                yield 'val' if seen >= cut else 'train', text[len(left):], ends
+        else:
+            if start:
+                split = 'val' if document_hash(text) < threshold else 'train'
+            yield split, text, ends
+        start = ends
+
+
+def in_batches(labelled):
+    """Groups (split, text, ends) into lists of about PIECE characters."""
+    batch, size = [], 0
+    for item in labelled:
+        batch.append(item)
+        size += len(item[1])
+        if size >= PIECE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+# -----------------------------------------------------------------------------
+# tokens
+
+class count_batch:
+    """A picklable function: batch -> Counter of the words (or of the characters) in it, for training a tokenizer."""
+
+    def __init__(self, tokenizer):
+        self.chars = tokenizer == 'char'
+        self.count = count_words(WordTokenizer.pattern_text if tokenizer == 'word' else PATTERNS[pattern])
+
+    def __call__(self, batch):
+        counts = Counter()
+        for split, text, _ in batch:
+            if self.chars:              # the alphabet is that of all the data
+                counts.update(text)
+            elif split == 'train':
+                counts.update(self.count(text))
+        return counts
+
+
+class encode_batch:
+    """A picklable function: batch -> {split: (ids, documents, bytes, bytes in unknown words, a text to compress)}"""
+
+    def __init__(self, tok, dtype):
+        self.tok, self.dtype = tok, dtype
+
+    def __call__(self, batch):
+        tok, out = self.tok, {}
+        unknown = getattr(tok, 'unknown', None)
+        for split, text, ends in batch:
+            ids = tok.encode_ordinary(text)
+            size = len(text.encode())
+            lost = size - sum(len(tok.vocab[i]) for i in ids if i != unknown) if unknown in ids else 0
+            if ends:
+                ids.append(tok.eot)
+            got = out.setdefault(split, [[], 0, 0, 0, []])
+            got[0].append(np.array(ids, dtype=self.dtype))      # raises if an id does not fit
+            got[1] += ends
+            got[2] += size
+            got[3] += lost
+            if split == 'val':
+                got[4].append(text)
+        return {split: (np.concatenate(a), d, b, u, ''.join(t)) for split, (a, d, b, u, t) in out.items()}
+
+
+class ShardWriter:
+    """Writes ids as <split>_000.bin, <split>_001.bin, ... of at most `limit` tokens each, and hashes them."""
+
+    def __init__(self, folder, split, dtype, limit):
+        self.folder, self.split, self.dtype, self.limit = folder, split, dtype, limit
+        self.file, self.shards, self.tokens = None, [], 0
+
+    def write(self, ids):
+        while len(ids):
+            if self.file is None:
+                self.name = f'{self.split}_{len(self.shards):03d}.bin'
+                self.file, self.hash, self.count = open(self.folder / self.name, 'wb'), hashlib.sha256(), 0
+            part = ids[:self.limit - self.count]
+            data = part.astype(self.dtype, copy=False).tobytes()
+            self.file.write(data)
+            self.hash.update(data)
+            self.count += len(part)
+            self.tokens += len(part)
+            ids = ids[len(part):]
+            if self.count == self.limit:
+                self.close()
+
+    def close(self):
+        if self.file:
+            self.file.close()
+            self.shards.append(dict(name=self.name, tokens=self.count, sha256=self.hash.hexdigest()))
+            self.file = None
+
+
+class Shards:
+    """The shards of a split, read as one long array of tokens."""
+
+    def __init__(self, folder, split, meta):
+        shards = meta[split]['shards']
+        try:
+            self.parts = [np.memmap(Path(folder) / s['name'], dtype=meta['dtype'], mode='r') for s in shards]
+        except (OSError, ValueError) as e:
+            raise UserError(f'can not read the {split} shards in {folder}: {e}; remove the folder to prepare it again')
+        if any(len(part) != s.get('tokens', len(part)) for part, s in zip(self.parts, shards)):
+            raise UserError(f'the {split} shards in {folder} do not have the lengths that meta.json says; remove the '
+                            f'folder to prepare it again')
+        self.starts = np.cumsum([0] + [len(p) for p in self.parts])
+
+    def __len__(self):
+        return int(self.starts[-1])
+
+    def read(self, start, length):
+        """tokens[start : start + length], across shards"""
+        i = int(np.searchsorted(self.starts, start, 'right')) - 1
+        out = self.parts[i][start - self.starts[i]:][:length]
+        while len(out) < length:
+            i += 1
+            out = np.concatenate((out, self.parts[i][:length - len(out)]))
+        return out
+
+    def batch(self, starts, T, place='cpu'):
+        """idx, targets (B, T) int64 on a device: the windows that begin at the given positions."""
+        import torch        # preparing alone needs none
+        x = torch.from_numpy(np.stack([self.read(s, T + 1) for s in starts]).astype(np.int64))
+        x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
+        return x[:, :-1], x[:, 1:]
+
+
+def read_meta(folder):
+    """meta.json of a data folder; what stands for it with nanoGPT's pair of train.bin and val.bin, which has none."""
+    if (folder / 'meta.json').exists():
+        meta = read_json(folder / 'meta.json')
+        missing = {'source', 'vocab_size', 'eot', 'dtype', 'train', 'val'} - meta.keys()
+        if missing:
+            raise UserError(f'{folder}/meta.json has no {missing.pop()}: remove the folder to prepare it again')
+        return meta
+    pair = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
+    return dict(source='no meta.json: taken as tokens of GPT-2 (bits per byte not known)', vocab_size=50257, eot=50256,
+                dtype='<u2', **pair)
+
+
+def data_hash(meta):
+    """Eight hex digits that stand for the tokens of both splits."""
+    shas = [s.get('sha256', '') for split in ('train', 'val') for s in meta[split]['shards']]
+    return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
+
+
+def token_dtype(vocab_size):
+    return '<u2' if vocab_size <= 1 << 16 else '<u4'
+
+
+def gpt2_tokenizer():
+    """GPT-2's own vocabulary, from the files of its release (downloaded once)."""
+    paths = [download(url, DOWNLOADS / ('gpt2-' + url.split('/')[-1]), sha) for url, sha in GPT2_FILES.items()]
+    return Tokenizer.from_files(*paths, [END_OF_TEXT])
+
+
+def gpt2_weights(name):
+    """The folder of GPT-2's released weights, by one of the names in GPT2_MODELS (downloaded once)."""
+    for file in ('config.json', 'model.safetensors'):
+        download(f'https://huggingface.co/openai-community/{name}/resolve/main/{file}', DOWNLOADS / name / file)
+    return DOWNLOADS / name
+
+
+def make_tokenizer(kind, vocab_size, counts, progress):
+    """Trains (from the counts of count_batch) or opens a tokenizer; counts is None where nothing is to be trained."""
+    if kind == 'byte':
+        return ByteTokenizer()
+    if kind == 'gpt2':
+        return gpt2_tokenizer()
+    if kind == 'char':
+        return CharTokenizer.train(counts)
+    if kind == 'word':
+        return WordTokenizer.train(counts, vocab_size)
+    if kind == 'bpe':
+        return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT], progress), [END_OF_TEXT], pattern)
+    tok = load_tokenizer(kind)
+    if tok.eot is None:
+        raise UserError(f'{kind} has no {END_OF_TEXT} token, which ends a document here; add it to the file')
+    return tok
+
+# -----------------------------------------------------------------------------
+
+class Stopwatch(dict):
+    """Seconds per phase: `for x in watch.through('reading', items)` counts the time spent inside items."""
+
+    def through(self, phase, items):
+        items = iter(items)
+        while True:
+            t = time.perf_counter()
+            item = next(items, None)
+            self[phase] = self.get(phase, 0) + time.perf_counter() - t
+            if item is None:
+                return
+            yield item
+
+
+def prepare(dataset, tokenizer='bpe', vocab_size=4096):
+    """
+    Makes the data folder of a data set, if it is not there, and returns its path.
+
+    The folder appears under its name only when it is whole. Raises UserError for data that can not be read, and where
+    the folder holds something else than what is asked for.
+    """
+    if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
+        raise UserError(f'there is no tokenizer {tokenizer!r}: give one of {", ".join(TOKENIZERS)}, or the path of a '
+                        f'tokenizer.json')
+    if not 0 <= val_fraction < 1:
+        raise UserError(f'val_fraction {val_fraction} is no share: give a number from 0 to 1, such as 0.1')
+    if pattern not in PATTERNS:
+        raise UserError(f'there is no pattern {pattern!r}: give one of {", ".join(PATTERNS)}')
+    if shard_tokens < 1 or not separator:
+        raise UserError('shard_tokens must be 1 or more and separator not empty; leave them out for the defaults')
+    if tokenizer == 'bpe':
+        check_vocab_size(vocab_size, [END_OF_TEXT])
+    elif tokenizer == 'word' and vocab_size < 3:
+        raise UserError(f'vocab_size {vocab_size} leaves no room for a word: give 3 or more')
+
+    folder = data_folder(dataset, tokenizer, vocab_size)
+    src = find_source(dataset)
+    settings = dict(source=src['source'], source_bytes=src.get('source_bytes', 0), val_fraction=src['val_fraction'],
+                    separator=src['separator'], text_field=text_field, pattern=pattern)
+    if folder.exists():
+        check_same(folder, settings)
+        return folder
+    files, val_files = fetch(src['urls']) if 'urls' in src else (src['files'], [])
+
+    start, watch, n_workers = time.perf_counter(), Stopwatch(), workers or default_workers()
+    files_bytes = sum(p.stat().st_size for p in [*files, *val_files])
+    print(f'preparing {src["source"]}: {len(files) + len(val_files)} files, {files_bytes / 1e6:,.1f} MB -> {folder}')
+    read = lambda paths: without_blank(documents(paths, src['separator'], skip_undecodable=dataset == 'python'))
+    if val_files:
+        splits = [(files, 0, 0), (val_files, 1, 0)]         # all of one, and all of the other
+    else:
+        splits = [(files, *survey(read(files), src['val_fraction']))]
+
+    def labelled():
+        for paths, threshold, cut in splits:
+            yield from split_documents(watch.through('reading', read(paths)), threshold, cut)
+
+    counts = None
+    if tokenizer in ('bpe', 'word', 'char'):
+        counts, t = Counter(), time.perf_counter()
+        for c in parallel_map(count_batch(tokenizer), in_batches(labelled()), n_workers):
+            counts.update(c)
+        watch['pre-tokenizing'] = time.perf_counter() - t - watch.get('reading', 0)
+    read_once, t = watch.get('reading', 0), time.perf_counter()
+    with tqdm(total=vocab_size - 257, desc='merging', unit=' merges', disable=None, leave=False) as bar:
+        tok = make_tokenizer(tokenizer, vocab_size, counts, bar.update)
+    watch['merging'] = time.perf_counter() - t
+
+    t = time.perf_counter()
+    partial = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as e:
+        raise UserError(f'can not write to {partial.parent}: {e.strerror}; free or move it and run this again')
+    dtype = token_dtype(tok.vocab_size)
+    writers = {split: ShardWriter(partial, split, dtype, shard_tokens) for split in ('train', 'val')}
+    total = {split: Counter() for split in writers}
+    val_text = ''
+    with tqdm(total=files_bytes, desc='encoding', unit='B', unit_scale=True, disable=None, leave=False) as bar:
+        for out in parallel_map(encode_batch(tok, dtype), in_batches(labelled()), n_workers):
+            for split, (ids, docs, size, unknown, text) in out.items():
+                writers[split].write(ids)
+                total[split].update(documents=docs, bytes=size, unknown_bytes=unknown)
+                val_text += text if len(val_text) < 1 << 20 else ''
+                bar.update(size)
+    meta = dict(dataset=data_name(dataset), **settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=dtype, eot=tok.eot)
+    for split, writer in writers.items():
+        writer.close()
+        if not writer.tokens:
+            raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
+        meta[split] = dict(total[split], tokens=writer.tokens, shards=writer.shards)
+    # what a general compressor needs for the same text, to print beside the model's bits per byte
+    raw = val_text.encode()
+    meta['val']['gzip_bpb'] = 8 * len(gzip.compress(raw, 9)) / len(raw)
+    meta['val']['xz_bpb'] = 8 * len(lzma.compress(raw, preset=9)) / len(raw)
+    tok.save(partial / 'tokenizer.json')
+    meta['tokenizer_sha256'] = file_sha256(partial / 'tokenizer.json')
+    (partial / 'meta.json').write_text(json.dumps(meta, indent=1), encoding='utf-8')
+    os.replace(partial, folder)
+    watch['encoding'] = time.perf_counter() - t - (watch['reading'] - read_once)
+    print_summary(folder, meta, tok, watch, time.perf_counter() - start)
+    return folder
+
+
+def check_same(folder, settings):
+    """Raises UserError if a data folder was made from something else than these settings."""
+    meta = read_json(folder / 'meta.json')
+    for k, v in settings.items():
+        if meta.get(k) != v:
+            raise UserError(f'{folder} was made with {k} = {meta.get(k)!r}, not {v!r}: remove it to make it again, or '
+                            f'train on it as it is with --dataset={folder}')
+
+
+def print_summary(folder, meta, tok, watch, seconds):
+    for split in ('train', 'val'):
+        m = meta[split]
+        print(f'{split:5} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
+              f'{m["bytes"] / m["tokens"]:.2f} bytes per token'
+              + (f' | {m["unknown_bytes"] / m["bytes"]:.2%} of the bytes unknown' if m['unknown_bytes'] else ''))
+    size = meta['train']['bytes'] + meta['val']['bytes']
+    for phase, s in watch.items():
+        rate = '' if phase == 'merging' else f' | {size / 1e6 / max(s, 1e-9):.1f} MB/s'
+        print(f'{phase:14} | {s:.2f} s{rate}')
+    print(f'{"all":14} | {seconds:.2f} s | {size / 1e6 / seconds:.1f} MB/s' + peak_memory())
+    longest = sorted((b for i, b in tok.vocab.items() if i not in tok.special_ids.values()), key=len)[-5:]
+    print('longest tokens | ' + ' '.join(repr(b.decode('utf-8', 'replace')) for b in reversed(longest)))
+    print(f'wrote {folder}: train on it with `python train.py --dataset={folder}`')
+
+
+def peak_memory():
+    try:
+        import resource
+    except ImportError:                 # Windows
+        return ''
+    unit = 1 if sys.platform == 'darwin' else 1024
+    peak = [resource.getrusage(who).ru_maxrss * unit / 1e6 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return f' | peak memory {peak[0]:.0f} MB' + (f' and {peak[1]:.0f} MB per worker' if peak[1] else '')
+
+
+def main():
+    folder = prepare(dataset, tokenizer, vocab_size)
+    print(f'ready: {folder}')
+    return folder
+
+
+if __name__ == '__main__':
+    launch(main)
