@@ -1,0 +1,606 @@
+"""
+The whole Transformer: layers, losses, attention, KV cache, and checkpoints that Hugging Face opens.
+
+    model = GPT(GPTConfig(vocab_size=1024, n_layer=3, n_head=4, n_embd=256, block_size=128))
+    logits, loss = model(idx, targets)      # (B, T, vocab_size), scalar; idx and targets are (B, T) int64
+
+Llama-style by default: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
+(arXiv:2002.05202), no biases. GPT-2 is `GPTConfig(**GPT2)`, and the ablations are other values of the last fields.
+
+Mixed precision is explicit rather than by autocast: weights are float32, `model.compute_dtype` is what activations and
+matmuls use, and each layer casts its own weight. Norms, softmax and the loss are computed in float32.
+"""
+import json
+import math
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from configurator import UserError, file_sha256, read_json
+
+
+@dataclass
+class GPTConfig:
+    block_size: int = 1024          # the longest context, in tokens
+    vocab_size: int = 50257
+    n_layer: int = 12
+    n_head: int = 12
+    n_kv_head: int = 0              # heads of keys and values (GQA, arXiv:2305.13245); 0: n_head
+    n_embd: int = 768
+    d_ff: int = 0                   # width inside the MLP; 0: 8/3 n_embd to the next 64 for swiglu, else 4 n_embd
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    bias: bool = False
+    tie_weights: bool = False       # lm_head is the embedding
+    qk_norm: bool = False           # RMSNorm of queries and keys, per head (as in Qwen3)
+    norm: str = 'rms'               # rms, layer, none
+    norm_position: str = 'pre'      # pre, post
+    position: str = 'rope'          # rope, learned, none
+    mlp: str = 'swiglu'             # swiglu, silu, gelu
+    attention: str = 'flash'        # flash (torch's fused kernels), naive
+
+    def __post_init__(self):
+        self.n_kv_head = self.n_kv_head or self.n_head
+        self.d_ff = self.d_ff or ((-(-8 * self.n_embd // 3) + 63) // 64 * 64 if self.mlp == 'swiglu' else 4 * self.n_embd)
+        for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'd_ff'):
+            if getattr(self, name) < 1:
+                raise UserError(f'{name} = {getattr(self, name)}: give 1 or more')
+        for name, values in dict(norm='rms layer none', norm_position='pre post', position='rope learned none',
+                                 mlp='swiglu silu gelu', attention='flash naive').items():
+            if getattr(self, name) not in values.split():
+                raise UserError(f'{name} = {getattr(self, name)!r}: give one of {values}')
+        if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
+            raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
+                            f'{self.n_kv_head} must divide n_head; try n_head = {math.gcd(self.n_embd, self.n_head)}')
+        if self.position == 'rope' and self.n_embd // self.n_head % 2:
+            raise UserError(f'rope turns pairs: n_embd / n_head = {self.n_embd // self.n_head} must be even')
+        if not 0 <= self.dropout < 1:
+            raise UserError(f'dropout = {self.dropout}: give a share from 0 to 1')
+
+
+# GPT-2 as a setting: GPTConfig(**GPT2) has 124,439,808 parameters
+GPT2 = dict(bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
+
+# -----------------------------------------------------------------------------
+# functions, written out
+
+def softmax(x, dim):
+    """exp(x) / sum(exp(x)) along dim; the largest element is subtracted first, so that nothing overflows."""
+    e = (x - x.amax(dim, keepdim=True)).exp()
+    return e / e.sum(dim, keepdim=True)
+
+
+def silu(x):
+    """x * sigmoid(x)"""
+    return x * torch.sigmoid(x)
+
+
+def gelu(x):
+    """GPT-2's tanh form of x * Phi(x) (arXiv:1606.08415)."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+
+
+def cross_entropy(logits, targets):
+    """Mean of -log softmax(logits)[target] in nats: logits (..., vocab), targets (...) -> a scalar."""
+    logits = logits - logits.amax(-1, keepdim=True)
+    target_logits = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return (logits.exp().sum(-1).log() - target_logits).mean()
+
+
+def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
+    """softmax(q k^T / sqrt(hs)) v: q (..., T, hs), k and v (..., S, hs), mask (T, S), True where q may look."""
+    att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    if mask is not None:
+        att = att.masked_fill(~mask, float('-inf'))
+    return F.dropout(softmax(att.float(), -1).to(v.dtype), dropout) @ v
+
+
+def rope_angles(positions, hs, theta, device=None):
+    """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs)."""
+    freqs = theta ** (-torch.arange(0, hs, 2, device=device).float() / hs)
+    angles = positions.float()[:, None] * freqs
+    return angles.cos(), angles.sin()
+
+
+def apply_rope(x, cos, sin):
+    """Turns the pairs (x[i], x[i + hs/2]) of each head by their angle: x (..., T, hs) -> (..., T, hs)."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def rope(x, positions, theta=10000.0):
+    """Rotary position embedding in the half-split layout of Hugging Face's Llama: x (..., T, hs), positions (T,)."""
+    return apply_rope(x, *rope_angles(positions, x.size(-1), theta, x.device))
+
+# -----------------------------------------------------------------------------
+# layers
+
+class Linear(nn.Module):
+    def __init__(self, d_in, d_out, bias=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
+        std = math.sqrt(2 / (d_in + d_out))
+        nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
+
+    def forward(self, x):
+        # F.linear is x @ weight.T + bias in one call
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class Embedding(nn.Module):
+    def __init__(self, n, d, std=1.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n, d))
+        nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
+
+    def forward(self, idx):
+        return F.embedding(idx, self.weight)       # weight[idx], with a faster backward
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight"""
+
+    def __init__(self, d, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(d)), eps
+
+    def forward(self, x):
+        f = x.float()
+        return (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std * weight + bias (arXiv:1607.06450)"""
+
+    def __init__(self, d, eps, bias):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(d)), eps
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+
+    def forward(self, x):
+        f = x.float()
+        f = f - f.mean(-1, keepdim=True)
+        y = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+
+def make_norm(config):
+    if config.norm == 'rms':
+        return RMSNorm(config.n_embd, config.norm_eps)
+    if config.norm == 'layer':
+        return LayerNorm(config.n_embd, config.norm_eps, config.bias)
+    return nn.Identity()
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
+        self.hs = config.n_embd // config.n_head
+        self.dropout, self.flash = config.dropout, config.attention == 'flash'
+        # queries, keys and values of all heads in one matmul
+        self.c_attn = Linear(config.n_embd, (self.n_head + 2 * self.n_kv_head) * self.hs, config.bias)
+        self.c_proj = Linear(config.n_embd, config.n_embd, config.bias)
+        if config.qk_norm:
+            self.q_norm, self.k_norm = RMSNorm(self.hs, config.norm_eps), RMSNorm(self.hs, config.norm_eps)
+        self.qk_norm = config.qk_norm
+
+    def forward(self, x, angles, cache=None):
+        B, T, C = x.shape       # batch, time, n_embd
+        q, k, v = self.c_attn(x).view(B, T, -1, self.hs).transpose(1, 2).split(
+            (self.n_head, self.n_kv_head, self.n_kv_head), dim=1)        # (B, nh, T, hs), and nkv heads of k and v
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if angles is not None:
+            q, k = apply_rope(q, *angles), apply_rope(k, *angles)
+        if cache is not None:
+            k, v = cache.update(k, v)                                    # (B, nkv, S, hs): all that came before too
+        y = self.attend(q, k, v).transpose(1, 2).reshape(B, T, C)
+        return F.dropout(self.c_proj(y), self.dropout, self.training)
+
+    def attend(self, q, k, v):
+        T, S = q.size(-2), k.size(-2)
+        k, v = [x.repeat_interleave(self.n_head // self.n_kv_head, 1) for x in (k, v)] \
+            if self.n_kv_head < self.n_head else (k, v)
+        mask = None
+        if not self.flash or 1 < T < S:     # T new queries at the end of S positions
+            mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        dtype, dropout = q.dtype, self.dropout if self.training else 0.0
+        if not self.flash:
+            return scaled_dot_product_attention(q, k, v, mask, dropout)
+        if q.device.type == 'cpu':          # the backward of torch's CPU kernel is 5 times slower in bfloat16
+            q, k, v = q.float(), k.float(), v.float()
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=T == S and T > 1).to(dtype)
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.kind, self.dropout = config.mlp, config.dropout
+        if config.mlp == 'swiglu':
+            self.gate = Linear(config.n_embd, config.d_ff, config.bias)
+        self.up = Linear(config.n_embd, config.d_ff, config.bias)
+        self.down = Linear(config.d_ff, config.n_embd, config.bias)
+
+    def forward(self, x):
+        if self.kind == 'swiglu':
+            x = F.silu(self.gate(x)) * self.up(x)
+        else:
+            x = F.silu(self.up(x)) if self.kind == 'silu' else F.gelu(self.up(x), approximate='tanh')
+        return F.dropout(self.down(x), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.ln_1, self.attn = make_norm(config), Attention(config)
+        self.ln_2, self.mlp = make_norm(config), MLP(config)
+        self.pre = config.norm_position == 'pre'
+
+    def forward(self, x, angles, cache=None):
+        if self.pre:
+            x = x + self.attn(self.ln_1(x), angles, cache)
+            return x + self.mlp(self.ln_2(x))
+        x = self.ln_1(x + self.attn(x, angles, cache))
+        return self.ln_2(x + self.mlp(x))
+
+
+class KVCache:
+    """Keys and values of one layer, of all positions so far."""
+
+    def __init__(self, config, batch, device, dtype):
+        shape = (batch, config.n_kv_head, config.block_size, config.n_embd // config.n_head)
+        self.k, self.v = (torch.zeros(shape, device=device, dtype=dtype) for _ in 'kv')
+        self.length = 0
+
+    def update(self, k, v):
+        start, self.length = self.length, self.length + k.size(2)
+        self.k[:, :, start:self.length], self.v[:, :, start:self.length] = k, v
+        return self.k[:, :, :self.length], self.v[:, :, :self.length]
+
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.compute_dtype = torch.float32
+        # a vocabulary of a multiple of 64 makes the largest matmul faster on GPUs. the padding exists in here only:
+        # its rows are zero, its logits are cut off before the softmax, and a checkpoint does not hold it
+        padded = (config.vocab_size + 63) // 64 * 64 if config.vocab_size > 1024 else config.vocab_size
+        # tied: the blocks begin as the identity, so a token's logit for itself begins at n_embd * std, which must stay
+        # small against log(vocab_size) for the loss to begin there
+        std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd) if config.tie_weights else 1.0
+        self.wte = Embedding(padded, config.n_embd, std)
+        if config.position == 'learned':
+            self.wpe = Embedding(config.block_size, config.n_embd, 0.02)
+        self.h = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
+        self.ln_f = make_norm(config) if config.norm_position == 'pre' else nn.Identity()
+        self.lm_head = Linear(config.n_embd, padded)
+        if config.tie_weights:
+            self.lm_head.weight = self.wte.weight
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """What differs from the truncated normal that the layers start with."""
+        config = self.config
+        if config.position == 'learned':            # as GPT-2 starts
+            for name, p in self.named_parameters():
+                if p.dim() == 2:
+                    residual = name.endswith(('c_proj.weight', 'down.weight'))
+                    nn.init.normal_(p, 0.0, 0.02 / math.sqrt(2 * config.n_layer) if residual else 0.02)
+        else:
+            n = config.n_embd
+            for block in self.h:
+                w = block.attn.c_attn.weight        # three matrices in one: the spread of each for itself
+                for part in w.split((n, (w.size(0) - n) // 2, (w.size(0) - n) // 2)):
+                    std = math.sqrt(2 / (n + part.size(0)))
+                    nn.init.trunc_normal_(part, 0.0, std, -3 * std, 3 * std)
+                block.attn.c_proj.weight.zero_()    # every block begins as the identity
+                block.mlp.down.weight.zero_()
+        for w in (self.wte.weight, self.lm_head.weight):
+            w[config.vocab_size:] = 0
+
+    def forward(self, idx, targets=None, cache=None):
+        """
+        idx (B, T) -> logits (B, T, vocab_size) in float32, and with targets (B, T) the mean loss in nats, else None.
+        cache: a list of one KVCache per layer; idx then goes on where it ends, and only the last logits come, (B, 1, V).
+        """
+        config = self.config
+        B, T = idx.shape
+        start = cache[0].length if cache else 0
+        assert start + T <= config.block_size, f'{start} + {T} tokens do not fit the context of {config.block_size}'
+        positions = torch.arange(start, start + T, device=idx.device)
+        x = self.wte(idx)       # (B, T, n_embd)
+        if config.position == 'learned':
+            x = x + self.wpe(positions)
+        x = F.dropout(x, config.dropout, self.training).to(self.compute_dtype)
+        angles = rope_angles(positions, config.n_embd // config.n_head, config.rope_theta, idx.device) \
+            if config.position == 'rope' else None
+        for i, block in enumerate(self.h):
+            x = block(x, angles, cache[i] if cache else None)
+        if cache:
+            x = x[:, -1:]
+        logits = self.lm_head(self.ln_f(x)).float()
+        if logits.size(-1) > config.vocab_size:
+            logits = logits[..., :config.vocab_size]
+        if targets is None:
+            return logits, None
+        # cross_entropy above, fused
+        return logits, F.cross_entropy(logits.reshape(-1, config.vocab_size), targets.reshape(-1))
+
+    def new_cache(self, batch):
+        p = self.wte.weight
+        return [KVCache(self.config, batch, p.device, self.compute_dtype) for _ in self.h]
+
+    def num_params(self):
+        """Parameters of the model, without the padding of the vocabulary; tied weights count once."""
+        padding = (self.wte.weight.size(0) - self.config.vocab_size) * self.config.n_embd
+        return sum(p.numel() for p in self.parameters()) - padding * (1 if self.config.tie_weights else 2)
+
+    def flops_per_token(self, T=None):
+        """Training FLOPs per token: 6 per weight of a matmul, the head's too, and 12 n_layer n_embd T for attention."""
+        c = self.config
+        weights = sum(m.weight.numel() for m in self.h.modules() if isinstance(m, Linear)) + c.vocab_size * c.n_embd
+        return 6 * weights + 12 * c.n_layer * c.n_embd * (T or c.block_size)
+
+# -----------------------------------------------------------------------------
+# names: ours <-> those of a Hugging Face Llama (Qwen3 with qk_norm) or GPT-2
+
+LLAMA_NAMES = [('wte', 'model.embed_tokens'), ('wpe', 'model.embed_positions'), ('ln_f', 'model.norm'),
+               ('lm_head', 'lm_head'), ('h.N.ln_1', 'model.layers.N.input_layernorm'),
+               ('h.N.ln_2', 'model.layers.N.post_attention_layernorm'), ('h.N.attn.q_norm', 'model.layers.N.self_attn.q_norm'),
+               ('h.N.attn.k_norm', 'model.layers.N.self_attn.k_norm'), ('h.N.attn.c_proj', 'model.layers.N.self_attn.o_proj'),
+               ('h.N.mlp.gate', 'model.layers.N.mlp.gate_proj'), ('h.N.mlp.up', 'model.layers.N.mlp.up_proj'),
+               ('h.N.mlp.down', 'model.layers.N.mlp.down_proj')]
+GPT2_NAMES = [('wte', 'transformer.wte'), ('wpe', 'transformer.wpe'), ('ln_f', 'transformer.ln_f'),
+              ('h.N.ln_1', 'transformer.h.N.ln_1'), ('h.N.ln_2', 'transformer.h.N.ln_2'),
+              ('h.N.attn.c_attn', 'transformer.h.N.attn.c_attn'), ('h.N.attn.c_proj', 'transformer.h.N.attn.c_proj'),
+              ('h.N.mlp.up', 'transformer.h.N.mlp.c_fc'), ('h.N.mlp.down', 'transformer.h.N.mlp.c_proj')]
+
+
+def family(config):
+    """The class of transformers that computes the same: 'llama', 'qwen3', 'gpt2'; 'ours' where it has none."""
+    c = config
+    if (c.norm, c.norm_position, c.position, c.mlp) == ('rms', 'pre', 'rope', 'swiglu'):
+        return 'llama' if not c.qk_norm else 'ours' if c.bias else 'qwen3'
+    gpt2 = ('layer', 'pre', 'learned', 'gelu')
+    if (c.norm, c.norm_position, c.position, c.mlp) == gpt2 and c.bias and not c.qk_norm and c.n_kv_head == c.n_head:
+        return 'gpt2'
+    return 'ours'
+
+
+def rename(name, table):
+    """rename('h.3.ln_1.weight', LLAMA_NAMES) -> 'model.layers.3.input_layernorm.weight'"""
+    stem, _, kind = name.rpartition('.')
+    layer = re.search(r'\.(\d+)\.', stem)
+    new = dict(table).get(re.sub(r'\.\d+\.', '.N.', stem, count=1))
+    return new and f'{new.replace("N", layer[1]) if layer else new}.{kind}'
+
+
+def export_tensors(model):
+    """The weights as Hugging Face names and shapes them: float32, on the CPU, without padding."""
+    c, kind, out = model.config, family(model.config), {}
+    for name, p in model.state_dict().items():
+        p = p.detach().float().cpu()
+        if name == 'lm_head.weight' and c.tie_weights:
+            continue
+        if name in ('wte.weight', 'lm_head.weight'):
+            p = p[:c.vocab_size]
+        if kind == 'gpt2':
+            transposed = p.dim() == 2 and name.startswith('h.')     # GPT-2's Conv1D holds its weights as (in, out)
+            out[rename(name, GPT2_NAMES) or name] = (p.t() if transposed else p).contiguous()
+        elif '.c_attn.' in name:
+            hs = c.n_embd // c.n_head
+            for part, x in zip('qkv', p.split((c.n_embd, c.n_kv_head * hs, c.n_kv_head * hs))):
+                out[name.replace('h.', 'model.layers.', 1).replace('attn.c_attn', f'self_attn.{part}_proj')] = x.clone()
+        else:
+            out[rename(name, LLAMA_NAMES)] = p.clone()
+    return out
+
+
+@torch.no_grad()
+def import_tensors(model, tensors):
+    """Fills the model from tensors in Hugging Face's names. Raises UserError for a missing, odd or superfluous one."""
+    tensors = {k: v for k, v in tensors.items() if not k.endswith(('.attn.bias', '.attn.masked_bias', '.inv_freq'))}
+    if family(model.config) == 'gpt2':      # the files of the hub leave the prefix out
+        tensors = {k if k.startswith(('transformer.', 'lm_head.')) else 'transformer.' + k: v for k, v in tensors.items()}
+    if model.config.tie_weights:
+        tensors.pop('lm_head.weight', None)
+    expected = export_tensors(model)
+    for name in {**expected, **tensors}:
+        if name not in tensors or name not in expected:
+            raise UserError(f'the weights {"lack" if name in expected else "hold an unknown"} {name}: '
+                            f'config.json and the weights are of different models; use the files of one')
+        if tensors[name].shape != expected[name].shape:
+            raise UserError(f'{name} has shape {list(tensors[name].shape)}, not {list(expected[name].shape)}: '
+                            f'config.json and the weights are of different models; use the files of one')
+    kind = family(model.config)
+    for name, p in model.named_parameters():
+        if kind == 'gpt2':
+            x = tensors[rename(name, GPT2_NAMES) or name]
+            x = x.t() if p.dim() == 2 and name.startswith('h.') else x
+        elif '.c_attn.' in name:
+            theirs = name.replace('h.', 'model.layers.', 1)
+            x = torch.cat([tensors[theirs.replace('attn.c_attn', f'self_attn.{part}_proj')] for part in 'qkv'])
+        else:
+            x = tensors[rename(name, LLAMA_NAMES)]
+        p[:len(x)].copy_(x)
+
+
+def export_config(config, eot=None):
+    """The config.json of the family, and for 'ours' the fields of GPTConfig as they are."""
+    c, kind = config, family(config)
+    common = dict(vocab_size=c.vocab_size, tie_word_embeddings=c.tie_weights, torch_dtype='float32',
+                  bos_token_id=eot, eos_token_id=eot)
+    if kind == 'gpt2':
+        return dict(common, model_type='gpt2', architectures=['GPT2LMHeadModel'], n_positions=c.block_size,
+                    n_ctx=c.block_size, n_embd=c.n_embd, n_layer=c.n_layer, n_head=c.n_head, n_inner=c.d_ff,
+                    activation_function='gelu_new', layer_norm_epsilon=c.norm_eps, resid_pdrop=c.dropout,
+                    embd_pdrop=c.dropout, attn_pdrop=c.dropout)
+    if kind == 'ours':
+        return dict(common, model_type='gpt_ablation', architectures=['AblationForCausalLM'], gpt_config=asdict(c))
+    name = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM')[kind]
+    return dict(common, model_type=kind, architectures=[name], hidden_size=c.n_embd, intermediate_size=c.d_ff,
+                num_hidden_layers=c.n_layer, num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head,
+                head_dim=c.n_embd // c.n_head, max_position_embeddings=c.block_size, rms_norm_eps=c.norm_eps,
+                rope_theta=c.rope_theta, rope_parameters=dict(rope_type='default', rope_theta=c.rope_theta),
+                hidden_act='silu', attention_bias=c.bias, mlp_bias=c.bias, attention_dropout=0.0)
+
+
+def import_config(d, path='config.json'):
+    """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not in this file."""
+    try:
+        kind = d['model_type']
+        if kind == 'gpt_ablation':
+            return GPTConfig(**d['gpt_config'])
+        if kind == 'gpt2':
+            if d.get('activation_function', 'gelu_new') not in ('gelu_new', 'gelu_pytorch_tanh'):
+                raise UserError(f'{path}: activation {d["activation_function"]} is not here; only the tanh form of gelu')
+            return GPTConfig(block_size=d['n_positions'], vocab_size=d['vocab_size'], n_layer=d['n_layer'],
+                             n_head=d['n_head'], n_embd=d['n_embd'], d_ff=d.get('n_inner') or 0,
+                             norm_eps=d.get('layer_norm_epsilon', 1e-5),
+                             **{**GPT2, 'tie_weights': d.get('tie_word_embeddings', True)})
+        if kind not in ('llama', 'qwen3'):
+            raise UserError(f'{path}: the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
+        ropes = d.get('rope_parameters') or d.get('rope_scaling') or {}
+        odd = {k: d[k] for k, usual in (('attention_bias', d.get('mlp_bias', False)), ('hidden_act', 'silu'),
+               ('head_dim', d['hidden_size'] // d['num_attention_heads'])) if d.get(k, usual) not in (usual, None)}
+        if odd or ropes.get('rope_type', ropes.get('type', 'default')) != 'default':
+            raise UserError(f'{path}: {odd or ropes} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
+        return GPTConfig(
+            block_size=d['max_position_embeddings'], vocab_size=d['vocab_size'], n_layer=d['num_hidden_layers'],
+            n_head=d['num_attention_heads'], n_kv_head=d.get('num_key_value_heads') or 0, n_embd=d['hidden_size'],
+            d_ff=d['intermediate_size'], rope_theta=float(ropes.get('rope_theta') or d.get('rope_theta') or 10000.0),
+            norm_eps=d.get('rms_norm_eps', 1e-6), bias=d.get('attention_bias', False),
+            tie_weights=d.get('tie_word_embeddings', False), qk_norm=kind == 'qwen3')
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as e:
+        raise UserError(f'{path} does not describe a model ({type(e).__name__}: {e}); use the folder of another one')
+
+# -----------------------------------------------------------------------------
+# checkpoints: a folder, written beside and renamed into place once
+
+MANIFEST = 'manifest.json'
+
+
+def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=None):
+    """
+    Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, and,
+    for resuming, training.json (a dict) and training.safetensors (a dict of tensors), with the sha256 of every file.
+    The folder appears under its name only when all of it is on the disk.
+    """
+    folder = Path(folder)
+    partial = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        save_file(export_tensors(model), partial / 'model.safetensors', metadata={'format': 'pt'})
+        if tensors:
+            save_file(tensors, partial / 'training.safetensors')
+        write_json(partial / 'config.json', export_config(model.config, eot))
+        write_json(partial / 'generation_config.json', dict(bos_token_id=eot, eos_token_id=eot))
+        if tokenizer_path and os.path.exists(tokenizer_path):
+            shutil.copyfile(tokenizer_path, partial / 'tokenizer.json')
+            write_json(partial / 'tokenizer_config.json',
+                       dict(tokenizer_class='PreTrainedTokenizerFast', eos_token='<|endoftext|>',
+                            bos_token='<|endoftext|>', model_max_length=model.config.block_size,
+                            clean_up_tokenization_spaces=False))
+        if training is not None:
+            write_json(partial / 'training.json', training)
+        write_json(partial / MANIFEST, {p.name: file_sha256(p) for p in sorted(partial.iterdir())})
+        for p in partial.iterdir():
+            shutil.copymode(partial / 'config.json', p)     # safetensors lets nobody else read
+            sync(p)
+        sync(partial)
+        os.rename(partial, folder)
+        sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_json(path, data):
+    Path(path).write_text(json.dumps(data, indent=1), encoding='utf-8')
+
+
+def sync(path):
+    """Makes sure that a file, or the names in a folder, are on the disk."""
+    if os.name == 'nt' and os.path.isdir(path):
+        return                  # Windows can not open a folder
+    f = os.open(path, os.O_RDONLY if os.name != 'nt' else os.O_RDWR)
+    try:
+        os.fsync(f)
+    finally:
+        os.close(f)
+
+
+def check_manifest(folder):
+    """Raises UserError unless every file of a checkpoint is there and as it was written."""
+    folder = Path(folder)
+    manifest = read_json(folder / MANIFEST)
+    for name, sha in manifest.items():
+        path = folder / Path(name).name
+        if not path.is_file():
+            raise UserError(f'{path} is missing: the checkpoint is not whole; use another one')
+        if file_sha256(path) != sha:
+            raise UserError(f'{path} is damaged (its sha256 is not that of the manifest); use another checkpoint')
+
+
+def checkpoints(run):
+    """The checkpoints of a run's folder, oldest first."""
+    return sorted(p for p in Path(run).glob('step_*') if (p / MANIFEST).exists())
+
+
+def newest_whole(run, say=lambda text: None):
+    """The newest checkpoint of a run that is whole, saying so where a newer one is not. Raises UserError if none is."""
+    for folder in reversed(checkpoints(run)):
+        try:
+            check_manifest(folder)
+            return folder
+        except UserError as e:
+            say(e)
+    raise UserError(f'no checkpoint in {run} is whole; start again with another --out_dir')
+
+
+def load_tensors(paths):
+    out = {}
+    for path in paths:
+        try:
+            with safe_open(path, 'pt') as f:
+                out.update({k: f.get_tensor(k) for k in f.keys()})
+        except (OSError, SafetensorError) as e:
+            raise UserError(f'can not read {path}: {e}; it is cut short or no safetensors file; use another one')
+    return out
+
+
+def load_model(folder, **overrides):
+    """
+    The GPT in a checkpoint of ours, or in any folder of a Hugging Face Llama, Qwen3 or GPT-2. A checkpoint with a
+    manifest is checked against it first. overrides: fields of GPTConfig that are no part of a checkpoint (dropout,
+    attention). Raises UserError.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f'there is no checkpoint {folder}; `ls out` shows the runs, `ls out/<run>` their checkpoints')
+    if (folder / MANIFEST).exists():
+        check_manifest(folder)
+    config = import_config(read_json(folder / 'config.json'), folder / 'config.json')
+    files = sorted(folder.glob('model*.safetensors'))
+    if not files:
+        raise UserError(f'{folder} holds no model.safetensors; convert the weights to safetensors first')
+    config = replace(config, **overrides)
+    tensors = load_tensors(files)
+    model = GPT(config)
+    import_tensors(model, tensors)
+    return model
