@@ -1,0 +1,17 @@
+# Goes on from GPT-2's released weights (downloaded once), on Shakespeare or --dataset=<your text>. Architecture and
+# tokenizer are those of init_from, which can also be a checkpoint of yours or any Hugging Face Llama or GPT-2 folder:
+#   python train.py config/finetune.py --init_from=out/python/step_00001600 --dataset=my_code/
+# The result has not been measured here.
+dataset = 'shakespeare'
+init_from = 'gpt2'
+block_size = 256            # of the batches; the model keeps its own
+
+batch_size = 32
+micro_batch_size = 4
+max_iters = 100
+learning_rate = 3e-5
+warmup_iters = 10
+beta2 = 0.95
+
+eval_interval = 20
+log_interval = 1

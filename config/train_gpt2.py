@@ -1,0 +1,29 @@
+# GPT-2 124M (GELU, LayerNorm, learned positions, biases, tied) on 10B tokens of FineWeb-Edu.
+# 512 sequences x 1,024 = 524,288 tokens a step, 19,073 steps. 8.55e8 FLOPs per token: 8.5e18 in all.
+#   torchrun --nproc_per_node=8 train.py config/train_gpt2.py
+# The result has not been measured here.
+dataset = 'fineweb_edu'
+tokenizer = 'gpt2'
+block_size = 1024
+n_layer = 12
+n_head = 12
+n_embd = 768
+bias = True
+tie_weights = True
+qk_norm = False
+norm = 'layer'
+position = 'learned'
+mlp = 'gelu'
+
+batch_size = 512
+micro_batch_size = 32
+max_iters = 19_073
+warmup_iters = 715
+learning_rate = 6e-4
+min_lr = 6e-5
+weight_decay = 0.1
+beta2 = 0.95
+
+eval_interval = 500
+eval_tokens = 2_000_000
+log_interval = 10

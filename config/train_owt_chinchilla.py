@@ -1,0 +1,26 @@
+# About 20 tokens per parameter (arXiv:2203.15556): 110M parameters, 2,088 steps of 1,048,576 tokens = 2.19e9 tokens.
+# The result has not been measured here.
+dataset = 'openwebtext'
+vocab_size = 32_000
+block_size = 1024
+n_layer = 12
+n_head = 12
+n_embd = 768
+d_ff = 2048
+tie_weights = True
+qk_norm = False
+
+batch_size = 1024           # sequences; an optimizer step accumulates over as many micro-batches as it takes
+micro_batch_size = 32
+max_iters = 2_088
+warmup_iters = 100
+learning_rate = 3e-3
+min_lr = 3e-5
+weight_decay = 0.1
+beta1 = 0.9
+beta2 = 0.95
+grad_clip = 1.0
+
+eval_interval = 200
+eval_tokens = 2_000_000
+log_interval = 10

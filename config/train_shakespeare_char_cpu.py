@@ -1,0 +1,24 @@
+# Shakespeare, character by character, at nanoGPT's CPU size: 4 layers, 128 wide, context 64, 2,000 steps of 12 sequences.
+# 768 tokens a step, 1.5 epochs. measured: validation loss 1.643 over the whole split, the mean of seeds 1, 2 and 3 (1.630,
+# 1.645, 1.653), about 90 s on two CPU cores with AVX512_BF16.
+dataset = 'shakespeare'
+tokenizer = 'char'
+block_size = 64
+n_layer = 4
+n_head = 4
+n_embd = 128
+d_ff = 344                  # 3 x 344 = 2 x 516 columns: 0.80M parameters, as many as nanoGPT's
+tie_weights = True
+
+batch_size = 12
+max_iters = 2_000
+warmup_iters = 100
+learning_rate = 3e-3
+weight_decay = 0.1
+beta2 = 0.99
+
+eval_interval = 500
+eval_tokens = 20_000
+log_interval = 100
+sample_tokens = 200
+sample_start = '\n'

@@ -1,0 +1,24 @@
+# TinyStories on a CPU: the model of train_tinystories.py on 40,960,000 tokens.
+# 32 sequences x 256 tokens = 8,192 tokens a step, 5,000 steps. 4.6e15 FLOPs: hours on two cores.
+# expected: validation loss 2.00 or lower. That is a target; it has not been measured here.
+dataset = 'tinystories'
+vocab_size = 10_000
+block_size = 256
+n_layer = 4
+n_head = 16
+n_embd = 512
+d_ff = 1344
+tie_weights = False
+qk_norm = False
+
+batch_size = 32
+max_iters = 5_000
+warmup_iters = 200
+learning_rate = 1e-3
+min_lr = 1e-5
+beta2 = 0.95
+
+eval_interval = 500
+eval_tokens = 200_000
+log_interval = 20
+sample_start = 'Once upon a time'
