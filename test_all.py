@@ -1,0 +1,1339 @@
+"""
+Run me with pytest: python -m pytest test_all.py
+
+No network, no GPU, no data set. The sections are those of the files: configurator, tokenizer, prepare, model, train,
+sample, bench, and then everything from end to end. A test compares with something that can be trusted (torch, tiktoken,
+transformers, the plain form, a file on disk) or checks a property that has to hold.
+"""
+import gzip
+import http.server
+import importlib.util
+import itertools
+import json
+import lzma
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+import configurator
+import model as model_module
+import prepare as prepare_module
+import sample as sample_module
+import tokenizer as tokenizer_module
+import train as train_module
+from configurator import UserError, configure
+from model import GPT, GPT2, GPTConfig
+from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, load_tokenizer,
+                       plain_encode, plain_train, train_bpe)
+
+os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
+torch.set_num_threads(1)                    # these models are too small for more
+
+
+def script(name, *args):
+    """A script of ours as a fresh module, with its knobs set as the arguments would."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    others = []
+    if name == 'bench':
+        module.train = script('train')
+        others = [vars(module.train)]
+    module.config.update(configure(vars(module), *others, argv=[str(a) for a in args]))
+    if others:
+        module.train.config.update({k: v for k, v in module.config.items() if k in module.train.config})
+    return module
+
+
+def launch(*args, check=None, **env):
+    """Runs `python <args>` in a process of its own, as a person would."""
+    done = subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True, timeout=300,
+                          env=dict(os.environ, OMP_NUM_THREADS='1', **env))
+    if check is not None:
+        assert done.returncode == check, done.stdout + done.stderr
+    return done
+
+
+def one_line(done):
+    """That a run ended with status 2 and one line on stderr; returns the line."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith('error: '), done.stderr
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Every test runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+OURS = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py')).replace(END_OF_TEXT, '<end>')
+
+
+def write_corpus(path='corpus.txt', documents=30):
+    """A small text of several documents: our own source code."""
+    size = len(OURS) // documents
+    parts = [OURS[i:i + size] for i in range(0, size * documents, size)]
+    Path(path).write_text(END_OF_TEXT.join(parts), encoding='utf-8', newline='')
+    return path
+
+
+def random_text(rng, n=200):
+    """Text that is hard on tokenizers: scripts, white space, contractions, digits, emoji, controls."""
+    bits = ['hello', ' world', " don't", "'LL", "'s", "'", '  ', '\n', '\n\n ', '\t', '\r\n', '123', '4567', 'é', ' déjà', '你好', 'мир',
+            ' العربية', '🙂', '👩‍👩‍👧', 'e\u0301', '\u3000', '\xa0', '\x00', '\x1c', '!?', '...', ' (', '_', '<|', 'ſ', "'ſ", 'K']
+    return ''.join(rng.choice(bits) if rng.random() < 0.9 else chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000)]))
+                   for _ in range(n))
+
+
+def tiny(**kw):
+    return GPTConfig(**{**dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32), **kw})
+
+
+SETTINGS = {
+    'llama': {}, 'gqa': dict(n_kv_head=2), 'qwen3': dict(qk_norm=True), 'biased llama': dict(bias=True),
+    'tied': dict(tie_weights=True), 'gpt2': GPT2, 'no norm': dict(norm='none'), 'post-norm': dict(norm_position='post'),
+    'no position': dict(position='none'), 'silu': dict(mlp='silu'), 'layer norm': dict(norm='layer'),
+    'naive': dict(attention='naive'), 'padded': dict(vocab_size=1100),
+}
+
+# -----------------------------------------------------------------------------
+# configurator.py
+
+
+def knobs_of(text, *argv):
+    Path('knobs.py').write_text(text, encoding='utf-8')
+    space = {'__name__': 'knobs', '__file__': 'knobs.py', '__doc__': 'Knobs.'}
+    exec(text, space)
+    return configure(space, argv=list(argv)), space
+
+
+KNOBS = "a = 1\nlr = 0.5\nname = 'x'\non = True\ncompile = 'auto'\n_private = 3\nBIG = 4\n"
+
+
+def test_later_arguments_win_and_types_are_those_of_the_defaults():
+    Path('c.py').write_text('a = 5\nlr = 2\n')
+    found, space = knobs_of(KNOBS, '--a=3', 'c.py', '--lr=7', '--name=p=q', '--on=False', '--compile=True')
+    assert found == dict(a=5, lr=7.0, name='p=q', on=False, compile=True) and type(found['lr']) is float
+    assert space['a'] == 5 and space['BIG'] == 4
+
+
+def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
+    Path('c.py').write_text('import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
+    assert knobs_of(KNOBS, '--a=10', 'c.py')[0]['a'] == 8
+
+
+@pytest.mark.parametrize('argument, says', [
+    ('--aa=1', 'did you mean a'), ('--zzz=1', '--help'), ('--a=1.5', 'whole number'), ('--on=1', 'True or False'),
+    ('--lr=x', 'a number'), ('--a', '--a=value'), ('hello', 'config file'), ('missing.py', 'missing.py'),
+    ('--gradient_accumulation_steps=4', 'micro_batch_size'), ('--eval_iters=3', 'eval_tokens'), ('--=', "no knob ''"),
+    ('typo.py', 'did you mean name'), ('type.py', 'whole number'), ('broken.py', 'line 2'), ('raises.py', 'line 3'),
+    ('list.py', 'no knob'), ('binary.py', 'binary.py'), ('exits.py', 'SystemExit'), ('--lr=inf', 'a number'),
+    ('huge.py', 'a number'), ('function.py', 'a number'),
+])
+def test_what_can_not_be_read_is_one_error_that_says_what_to_do(argument, says):
+    Path('typo.py').write_text('nam = "y"\n')
+    Path('type.py').write_text('a = 1.5\n')
+    Path('broken.py').write_text('a = 2\na = = 3\n')
+    Path('raises.py').write_text('a = 2\n\na = 1 / 0\n')
+    Path('list.py').write_text('betas = [0.9, 0.95]\n')
+    Path('binary.py').write_bytes(b'\xff\xfe\x00')
+    Path('exits.py').write_text('raise SystemExit(0)\n')
+    Path('huge.py').write_text('lr = 10 ** 400\n')
+    Path('function.py').write_text('def lr(): pass\n')
+    with pytest.raises(UserError, match=re.escape(says)):
+        knobs_of(KNOBS, argument)
+
+
+def test_importing_a_script_reads_no_command_line(monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['x', '--max_iters=7'])
+    assert script('train').max_iters != 7
+
+
+def test_knobs_written_to_a_file_set_themselves_again():
+    found, _ = knobs_of(KNOBS, '--a=3', "--name=it's \\ new", '--lr=1e-30')
+    Path('run.py').write_text(configurator.as_file(found))
+    assert knobs_of(KNOBS, 'run.py')[0] == found
+
+
+@pytest.mark.parametrize('name', ['train', 'sample', 'prepare', 'bench'])
+def test_help_prints_every_knob_with_its_comment(name):
+    out = launch(HERE / f'{name}.py', '--help', check=0).stdout
+    module = script(name)
+    for knob in module.config:
+        assert f'--{knob}=' in out
+    assert {'train': 'sequences per optimizer step', 'sample': 'always the likeliest', 'prepare': 'tokens per .bin file',
+            'bench': 'measured optimizer steps'}[name] in out
+
+
+@pytest.mark.parametrize('path', sorted((HERE / 'config').glob('*.py')), ids=lambda p: p.stem)
+def test_every_config_file_is_read_by_train(path):
+    module = script('train', path)
+    module.check_knobs() if path.stem != 'finetune' else None
+    module.check_batch(1)
+    GPTConfig(vocab_size=100, **{k: module.config[k] for k in GPTConfig.__dataclass_fields__
+                                  if k in module.config and k != 'vocab_size'})
+
+# -----------------------------------------------------------------------------
+# tokenizer.py
+
+
+def brute_force(text, num_merges):
+    """BPE training as one would explain it, on characters' bytes, in a dozen lines."""
+    words = Counter(tuple(bytes([b]) for b in w.encode()) for w in tokenizer_module.regex.findall(PATTERNS['gpt2'], text))
+    merges = []
+    while len(merges) < num_merges:
+        pairs = Counter()
+        for w, n in words.items():
+            for p in zip(w, w[1:]):
+                pairs[p] += n
+        if not pairs:
+            break
+        top = max(pairs.values())
+        best = max(p for p in pairs if pairs[p] == top)
+        words, old = Counter(), words
+        for w, n in old.items():
+            words[tuple(tokenizer_module.plain_merge(list(w), best))] += n
+        merges.append(best)
+    return merges
+
+
+def tied_corpus(rng):
+    letters = rng.choice(['ab', 'abc', 'aé', 'ab '])
+    words = [''.join(rng.choice(letters) for _ in range(rng.randrange(1, 9))) for _ in range(rng.randrange(1, 12))]
+    return ' '.join(rng.choice(words) for _ in range(rng.randrange(1, 120)))
+
+
+def test_training_equals_brute_force_on_corpora_full_of_ties():
+    rng = random.Random(0)
+    for _ in range(120):
+        text = tied_corpus(rng)
+        Path('c.txt').write_text(text, encoding='utf-8', newline='')
+        vocab, merges = train_bpe('c.txt', 256 + 20)
+        want = brute_force(text, len(merges))
+        assert merges == want == plain_train(text, len(merges))
+        assert [vocab[256 + i] for i in range(len(vocab) - 256)] == list(dict.fromkeys(a + b for a, b in want))
+
+
+@pytest.mark.parametrize('workers', [1, 2, 3, 4])
+def test_training_gives_the_same_merges_for_any_number_of_workers(workers, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, 'PIECE', 3000)
+    monkeypatch.setattr(tokenizer_module, 'SMALL', 1)
+    write_corpus()
+    text = Path('corpus.txt').read_text(encoding='utf-8')
+    vocab, merges = train_bpe('corpus.txt', 400, [END_OF_TEXT], workers=workers)
+    assert merges == brute_force(text.replace(END_OF_TEXT, '\x00'), 143)
+    assert vocab[399] == END_OF_TEXT.encode() and len(vocab) == 400
+
+
+def test_no_merge_crosses_a_special_token():
+    Path('c.txt').write_text('ab<|x|>ab<|x|>ab' * 50)
+    vocab, merges = train_bpe('c.txt', 300, ['<|x|>'])
+    assert merges == [(b'a', b'b'), (b'ab', b'ab')]      # the last of one and the first of the next stand together
+    assert all(b'<' not in a + b for a, b in merges)
+
+
+def test_text_is_cut_only_where_no_token_can_cross(monkeypatch):
+    rng = random.Random(1)
+    specials = ['<|a|>', '<|a b|>', 'l', 'll', END_OF_TEXT]
+    toks = [Tokenizer(*train_bpe([HERE / 'tokenizer.py'], 500, specials), specials, p) for p in PATTERNS]
+    for size in (1, 7, 40, 300):
+        monkeypatch.setattr(tokenizer_module, 'PIECE', size)
+        for _ in range(20):
+            text = ''.join(rng.choice([random_text(rng, 8), rng.choice(specials), ' plain words\nand lines ']) for _ in range(12))
+            Path('t.txt').write_bytes(text.encode())
+            with open('t.txt', 'rb') as f:
+                pieces = list(tokenizer_module.read_pieces(f, 't.txt', specials))
+            assert ''.join(pieces) == text
+            for tok in toks:
+                assert list(itertools.chain(*map(tok.encode, pieces))) == tok.encode(text)
+
+
+@pytest.fixture(scope='module', params=['gpt2', 'gpt4'])
+def trained(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp('bpe') / 'c.txt'
+    path.write_text(OURS + random_text(random.Random(5), 20000), encoding='utf-8', newline='')
+    specials = [END_OF_TEXT, '<|pad|>']
+    return Tokenizer(*train_bpe(path, 700, specials, request.param), specials, request.param)
+
+
+def as_tiktoken(tok):
+    import tiktoken
+    ranks = {b: i for i, b in tok.vocab.items() if i not in tok.special_ids.values()}
+    return tiktoken.Encoding('ours', pat_str=PATTERNS[tok.pattern_name], mergeable_ranks=ranks, special_tokens=tok.special_ids)
+
+
+def test_encoding_equals_tiktoken_and_the_plain_form(trained):
+    rng, reference = random.Random(2), as_tiktoken(trained)
+    for i in range(400):
+        text = random_text(rng, rng.randrange(60))
+        ids = trained.encode_ordinary(text)
+        assert ids == reference.encode_ordinary(text), repr(text)
+        assert trained.decode(ids) == text
+        if i < 60:
+            assert [trained.vocab[i] for i in ids] == plain_encode(text, trained.merges, trained.pattern_name)
+    assert trained.encode_ordinary(OURS) == reference.encode_ordinary(OURS)
+
+
+def test_long_words_take_the_same_merges(trained):
+    for word in ('a' * 300, 'ab' * 200, ''.join(random.Random(3).choice('etaoin') for _ in range(400)), ' ' * 333, '🙂' * 99):
+        ids = trained.encode_ordinary(word)
+        assert ids == as_tiktoken(trained).encode_ordinary(word)
+
+
+@hypothesis.given(st.text())
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_any_text_comes_back(text):
+    tok = ByteTokenizer()
+    assert tok.decode(tok.encode_ordinary(text)) == text and tok.encode_ordinary(text) == list(text.encode())
+
+
+def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained):
+    rng = random.Random(4)
+    for _ in range(150):
+        text = ''.join(rng.choice([random_text(rng, 6), END_OF_TEXT, END_OF_TEXT[:5], '<|pad|>', '  \n ', " it's "]) for _ in range(8))
+        text *= rng.choice([1, 1, 400])     # short ones stay in the buffer, long ones pass through it
+        cuts = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(12)))
+        chunks = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
+        assert list(trained.encode_iterable(chunks)) == trained.encode(text)
+
+
+def test_what_is_decided_can_not_change(trained):
+    bare = Tokenizer({i: b for i, b in trained.vocab.items() if i not in trained.special_ids.values()}, trained.merges, None,
+                     trained.pattern_name)
+    rng = random.Random(6)
+    for _ in range(300):
+        text, more = (''.join(rng.choice([random_text(rng, 3), END_OF_TEXT, END_OF_TEXT[:4], '\n', ' ', "'", 's'])
+                              for _ in range(6)) for _ in range(2))
+        for tok in (trained, bare):
+            ids, end = tok.encode_decided(text)
+            assert tok.encode(text + more)[:len(ids)] == ids
+
+
+def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
+    specials = ['<|a|>', '<|a|><|a|>', '<|a|>b', 'b<|']
+    tok = Tokenizer({i: bytes([i]) for i in range(256)}, [], specials)
+    names = {v: k for k, v in tok.special_ids.items()}
+    assert [names[i] for i in tok.encode('<|a|><|a|>') + tok.encode('<|a|>b')] == ['<|a|><|a|>', '<|a|>b']
+    assert [names.get(i, i) for i in tok.encode('<|a|>b<|a|>')] == ['<|a|>b', '<|a|>']
+    rng = random.Random(7)
+    for _ in range(300):
+        text = ''.join(rng.choice(['<|', 'a', '|>', 'b', '<|a|>', '|']) for _ in range(12))
+        assert max(tok.encode_ordinary(text)) < 256 and tok.decode(tok.encode(text)) == text
+
+
+@pytest.mark.parametrize('kind', ['gpt2', 'gpt4', 'byte', 'char', 'word'])
+def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind):
+    import tokenizers
+    import transformers
+    if kind in PATTERNS:
+        tok = Tokenizer(*train_bpe(HERE / 'tokenizer.py', 500, [END_OF_TEXT], kind), [END_OF_TEXT], kind)
+    else:
+        tok = {'byte': ByteTokenizer, 'char': lambda: CharTokenizer.train(OURS + 'éß'),
+               'word': lambda: WordTokenizer.train(Counter(re.findall(r'(?s)\w+|.', OURS)), 300)}[kind]()
+    tok.save('tokenizer.json')
+    again, theirs = load_tokenizer('tokenizer.json'), tokenizers.Tokenizer.from_file('tokenizer.json')
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_file='tokenizer.json')
+    again.save('again.json')
+    assert Path('again.json').read_bytes() == Path('tokenizer.json').read_bytes()
+    rng = random.Random(8)
+    for text in [OURS[:3000], 'x' + END_OF_TEXT + '\n\ny', 'one two', ' a\n\n b'] + [random_text(rng, 20) for _ in range(40)]:
+        ids = tok.encode(text)
+        assert again.encode(text) == ids == theirs.encode(text).ids == fast(text)['input_ids']
+        assert tok.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+    assert again.vocab_size == tok.vocab_size and again.eot == tok.eot
+
+
+def test_gpt2s_pair_of_files_opens_with_its_own_ids(trained):
+    vocab = {tokenizer_module.printable(b): (i * 7) % 698 for i, b in trained.vocab.items() if i < 698}    # ids in any order
+    merges = [' '.join(map(tokenizer_module.printable, m)) for m in trained.merges]
+    Path('vocab.json').write_text(json.dumps({**vocab, END_OF_TEXT: 698}))
+    Path('merges.txt').write_text('#version: 0.2\n' + '\n'.join(merges) + '\n', encoding='utf-8')
+    tok = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=trained.pattern_name)
+    assert tok.eot == 698
+    assert tok.encode_ordinary(OURS) == [(i * 7) % 698 for i in trained.encode_ordinary(OURS)]
+
+
+def test_an_unknown_character_or_word_is_unk():
+    tok = CharTokenizer.train('abc')
+    assert tok.encode('abz') == [0, 1, tok.unknown] and tok.decode(tok.encode('abz')) == 'ab<unk>'
+    assert tok.encode('<unk>').count(tok.unknown) == 5      # text does not name it: five characters it never saw
+    word = WordTokenizer.train(Counter(['the', 'the', 'cat', ' ', ' ', ' ']), 5)
+    assert word.words == [' ', 'the', 'cat'] and word.encode('the dog') == [1, 0, word.unknown]
+
+
+def test_bytes_are_decoded_together_since_half_a_character_is_none():
+    tok = ByteTokenizer()
+    ids = tok.encode('é')
+    assert ''.join(tok.decode([i]) for i in ids) == '\ufffd\ufffd' and tok.decode(ids) == 'é'
+    with pytest.raises(ValueError, match='999'):
+        tok.decode([999])
+
+
+def test_text_that_is_not_utf8_is_named_with_the_place(monkeypatch):
+    for at in (0, 5, 2999):
+        Path('bad.txt').write_bytes(b'x' * at + b'\xff' + b'y' * 3000)
+        for size in (1 << 20, 7):
+            monkeypatch.setattr(tokenizer_module, 'PIECE', size)
+            with pytest.raises(UserError, match=f'bad.txt is not UTF-8: byte {at} '):
+                train_bpe('bad.txt', 300)
+    Path('bad.txt').write_bytes('abcdé'.encode()[:-1])
+    with pytest.raises(UserError, match='byte 4 is 0xc3'):
+        train_bpe('bad.txt', 300)
+    with pytest.raises(UserError, match='too small'):
+        train_bpe('bad.txt', 256, [END_OF_TEXT])
+
+
+def test_a_damaged_tokenizer_file_is_an_error_or_a_valid_tokenizer(trained):
+    trained.save('t.json')
+    good, rng = Path('t.json').read_text(encoding='utf-8'), random.Random(9)
+    for _ in range(150):
+        i = rng.randrange(len(good))
+        bad = rng.choice([good[:i], good[:i] + rng.choice('{}[]",:0aé') + good[i + 1:], good[:i] + good[i + rng.randrange(40):]])
+        Path('bad.json').write_text(bad, encoding='utf-8')
+        try:
+            tok = load_tokenizer('bad.json')
+            assert isinstance(tok.decode(tok.encode('some text')), str)
+        except UserError:
+            pass
+
+# -----------------------------------------------------------------------------
+# prepare.py
+
+
+def prepared(*args):
+    module = script('prepare', *args)
+    folder = module.main()
+    meta = json.loads((folder / 'meta.json').read_text())
+    shards = {s: prepare_module.Shards(folder, s, meta) for s in ('train', 'val')}
+    return folder, meta, {s: d.read(0, len(d)).tolist() for s, d in shards.items()}, load_tokenizer(folder / 'tokenizer.json')
+
+
+def test_documents_keep_their_text_and_are_split_by_their_hash():
+    texts = [f'document {i} ' + 'x' * (i % 7) + '\n' for i in range(200)]
+    Path('c.txt').write_text(END_OF_TEXT.join(texts))
+    folder, meta, ids, tok = prepared('--dataset=c.txt', '--vocab_size=300')
+    assert folder == Path('data/c-bpe300')
+    got = {s: tok.decode(ids[s]).split(END_OF_TEXT)[:-1] for s in ids}
+    assert sorted(got['train'] + got['val']) == sorted(texts) and 5 <= len(got['val']) <= 40
+    assert meta['train']['tokens'] == len(ids['train']) and meta['val']['documents'] == len(got['val'])
+    assert meta['val']['bytes'] == sum(len(t.encode()) for t in got['val']) and meta['eot'] == tok.eot
+    shutil.rmtree('data')
+    Path('c.txt').write_text(END_OF_TEXT.join(texts[:100] + ['one more'] + texts[100:]))
+    again = prepared('--dataset=c.txt', '--vocab_size=300')
+    assert set(got['val']) <= set(again[3].decode(again[2]['val']).split(END_OF_TEXT))     # a document stays on its side
+
+
+def test_a_single_text_is_split_by_position_as_nanogpt_does():
+    text = OURS[:10001]
+    Path('c.txt').write_text(text, encoding='utf-8', newline='')
+    _, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=char')
+    n = int(len(text) * 0.9)
+    assert tok.decode(ids['train']) == text[:n] and tok.decode(ids['val']).removesuffix(END_OF_TEXT) == text[n:]
+    assert meta['dtype'] == '<u2' and (Path('data/c-char') / 'train_000.bin').stat().st_size == 2 * n
+
+
+def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
+    zstd = pytest.importorskip('compression.zstd' if sys.version_info >= (3, 14) else 'backports.zstd')
+    monkeypatch.setattr(tokenizer_module, 'PIECE', 4096)
+    monkeypatch.setattr(tokenizer_module, 'SMALL', 1)
+    texts = [t for t in OURS.split('\n\n') if t.strip()]
+    raw = END_OF_TEXT.join(texts).encode()
+    lines = ''.join(json.dumps({'body': t, 'n': 1}) + '\n' for t in texts).encode()
+    Path('folder').mkdir()
+    for i, t in enumerate(texts):
+        Path(f'folder/{i:04d}.txt').write_bytes(t.encode())
+    for name, data in {'a.txt': raw, 'b.txt.gz': gzip.compress(raw), 'c.txt.xz': lzma.compress(raw),
+                       'd.txt.zst': zstd.compress(raw), 'e.jsonl': lines, 'f.jsonl.gz': gzip.compress(lines)}.items():
+        Path(name).write_bytes(data)
+    results = []
+    for name in ('a.txt', 'b.txt.gz', 'c.txt.xz', 'd.txt.zst', 'e.jsonl', 'f.jsonl.gz', 'folder'):
+        _, meta, ids, tok = prepared(f'--dataset={name}', '--text_field=body', '--vocab_size=320', '--workers=2')
+        results.append((ids, tok.merges, [s['sha256'] for s in meta['train']['shards']]))
+    assert all(r == results[0] for r in results)
+    assert sum(ids.count(tok.eot) for ids in results[0][0].values()) == len(texts)
+
+
+def test_small_shards_are_read_as_one_long_array():
+    write_corpus()
+    _, meta, ids, tok = prepared('--dataset=corpus.txt', '--vocab_size=300')
+    shutil.rmtree('data')
+    folder, cut, again, _ = prepared('--dataset=corpus.txt', '--vocab_size=300', '--shard_tokens=777')
+    assert again == ids and len(cut['train']['shards']) == -(-len(ids['train']) // 777)
+    shards = prepare_module.Shards(folder, 'train', cut)
+    for start, n in ((770, 20), (0, 1), (776, 1), (777, 1600), (len(shards) - 5, 5)):
+        assert shards.read(start, n).tolist() == ids['train'][start:start + n]
+
+
+def test_a_second_run_finds_the_folder_and_another_source_is_refused():
+    write_corpus()
+    folder = script('prepare', '--dataset=corpus.txt', '--vocab_size=300').main()
+    before = (folder / 'meta.json').stat().st_mtime_ns
+    assert script('prepare', '--dataset=corpus.txt', '--vocab_size=300').main() == folder
+    assert (folder / 'meta.json').stat().st_mtime_ns == before
+    Path('other').mkdir()
+    write_corpus('other/corpus.txt', 25)
+    with pytest.raises(UserError, match='was made with source'):
+        script('prepare', '--dataset=other/corpus.txt', '--vocab_size=300').main()
+    with pytest.raises(UserError, match='val_fraction'):
+        script('prepare', '--dataset=corpus.txt', '--vocab_size=300', '--val_fraction=0.2').main()
+
+
+@pytest.mark.parametrize('name, data, args, says', [
+    ('e.txt', b'', (), 'no text'), ('u.txt', b'abc\xff', (), 'byte 3'), ('j.jsonl', b'{"a": 1}\n', (), 'line 1'),
+    ('j.jsonl', b'nonsense\n', (), 'line 1'), ('s.jsonl', b'{"text": "\\ud800"}\n', (), 'line 1'),
+    ('g.txt.gz', b'no gzip', (), 'can not read'), ('g.txt.gz', gzip.compress(os.urandom(999))[:500] + b'x' * 600, (), 'can not read'),
+    ('z.txt.zst', b'no zstd', (), 'can not read'), ('t.txt', b'', ('--dataset=' + 'x' * 300,), 'no data set'), ('x.txt.xz', lzma.compress(b'a' * 999)[:-20], (), 'can not read'),
+    ('p.parquet', b'no parquet', (), 'can not read|pyarrow'), ('t.txt', b'some text', ('--vocab_size=256',), 'too small'),
+    ('t.txt', b'some text', ('--tokenizer=bpee',), 'no tokenizer'), ('t.txt', b'some text', ('--val_fraction=2',), 'val_fraction'),
+    ('t.txt', b'a', (), 'split is empty'), ('t.txt', b'x', ('--dataset=nowhere',), 'no data set'),
+])
+def test_input_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name, data, args, says):
+    Path(name).write_bytes(data)
+    with pytest.raises(UserError, match=says):
+        script('prepare', f'--dataset={name}', *args).main()
+    assert not list(Path('.').glob('data/[!.]*'))
+
+
+def test_the_standard_library_is_one_document_per_file_without_tests_and_tables():
+    files = prepare_module.standard_library()
+    root = Path(os.__file__).parent
+    names = [p.relative_to(root).as_posix() for p in files]
+    assert {'os.py', 'json/decoder.py', 'asyncio/tasks.py'} <= set(names) and names == sorted(names)
+    assert not any(re.search(r'(^|/)(test|tests|site-packages|idlelib|encodings|pydoc_data|lib2to3)/', n) for n in names)
+
+
+def test_ids_that_do_not_fit_raise_and_large_vocabularies_take_four_bytes():
+    assert prepare_module.token_dtype(1 << 16) == '<u2' and prepare_module.token_dtype((1 << 16) + 1) == '<u4'
+    tok = Tokenizer({**{i: bytes([i]) for i in range(256)}, 70000: b'ab'}, [(b'a', b'b')], [END_OF_TEXT])
+    with pytest.raises(OverflowError):
+        prepare_module.encode_batch(tok, '<u2')([('train', 'ab', True)])
+
+
+def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
+    Path('c.txt').write_text('aa bb ' * 900 + 'zzz é ' * 100)
+    _, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=word', '--vocab_size=5', '--val_fraction=0.1')
+    assert tok.words == [' ', 'aa', 'bb'] and meta['val']['unknown_bytes'] == 100 * 5      # zzz and é
+    bpb = train_module.bits_per_byte(1.5, meta)
+    assert bpb == pytest.approx((1.5 / math.log(2) * len(ids['val']) + 8 * 500) / meta['val']['bytes'])
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    data, log, faults = b'', [], []
+
+    def do_GET(self):
+        start = int((self.headers.get('Range') or 'bytes=0-')[6:-1])
+        self.log.append(start)
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, int):
+            return self.send_error(fault)
+        body = self.data[start:]
+        self.send_response(206 if start else 200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:len(body) // 2] if fault == 'short' else body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    Server.data, Server.log, Server.faults = os.urandom(100_000), [], []
+    httpd = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Server)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{httpd.server_port}/file.bin'
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def test_a_download_goes_on_where_it_stopped(server):
+    Server.faults = ['short', 500]
+    path = prepare_module.download(server, 'down/file.bin')
+    assert path.read_bytes() == Server.data and Server.log == [0, 50_000, 50_000]
+    assert not list(Path('down').glob('*.part'))
+    prepare_module.download(server, 'down/file.bin')
+    assert len(Server.log) == 3         # what is there is not fetched again
+
+
+@pytest.mark.parametrize('faults, sha, says', [([404], None, '404'), ([500] * 3, None, '500'), ([], '0' * 64, 'sha256')])
+def test_a_download_that_fails_leaves_no_file_and_says_where_to_put_it(server, faults, sha, says):
+    Server.faults = faults
+    with pytest.raises(UserError, match=says) as e:
+        prepare_module.download(server, 'down/file.bin', sha)
+    assert 'down/file.bin by hand' in str(e.value).replace(os.sep, '/') and server in str(e.value)
+    assert not Path('down/file.bin').exists()
+
+
+def test_files_placed_by_hand_need_no_network(monkeypatch):
+    Path('data/downloads').mkdir(parents=True)
+    for split in ('train', 'valid'):
+        Path(f'data/downloads/TinyStoriesV2-GPT4-{split}.txt').write_text(f'A {split} story.\n{END_OF_TEXT}\n' * 50)
+    _, meta, ids, tok = prepared('--dataset=tinystories', '--vocab_size=280')
+    assert 'train' in tok.decode(ids['train']) and 'train' not in tok.decode(ids['val']) and meta['val']['documents'] == 50
+
+# -----------------------------------------------------------------------------
+# model.py
+
+
+def close(a, b, tol):
+    assert torch.allclose(a, b, rtol=tol, atol=tol), float((a - b).abs().max())
+
+
+def test_the_functions_equal_those_of_torch():
+    m = model_module
+    x, y = 5 * torch.randn(4, 7, 30, dtype=torch.float64), torch.randint(0, 30, (4, 7))
+    close(m.softmax(x, -1), F.softmax(x, -1), 1e-12)
+    close(m.softmax(x + 1e4, 1), F.softmax(x + 1e4, 1), 1e-9)
+    close(m.silu(x), F.silu(x), 1e-12)
+    close(m.gelu(x), F.gelu(x, approximate='tanh'), 1e-12)
+    close(m.cross_entropy(x, y), F.cross_entropy(x.view(-1, 30), y.view(-1)), 1e-12)
+    assert torch.isfinite(m.cross_entropy(1000 * x.float(), y))
+    q, k, v = (torch.randn(2, 3, 5, 8, dtype=torch.float64) for _ in range(3))
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    close(m.scaled_dot_product_attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask), 1e-6)
+    close(m.RMSNorm(30, 1e-5)(x.float()), F.rms_norm(x.float(), (30,), eps=1e-5), 1e-6)
+    close(m.LayerNorm(30, 1e-5, True)(x.float()), F.layer_norm(x.float(), (30,)), 1e-5)
+
+
+def test_rope_turns_by_relative_position():
+    q, k = torch.randn(1, 1, 1, 16, dtype=torch.float64), torch.randn(1, 1, 1, 16, dtype=torch.float64)
+    at = lambda x, i: model_module.rope(x, torch.tensor([i]))
+    score = lambda i, j: float((at(q, i) * at(k, j)).sum())
+    assert score(3, 1) == pytest.approx(score(13, 11), abs=1e-5) and score(3, 1) != pytest.approx(score(3, 2), abs=1e-3)
+    close(at(q, 0), q, 1e-12)
+
+
+def test_gpt2_has_its_published_number_of_parameters():
+    with torch.device('meta'):
+        model = GPT(GPTConfig(**GPT2))
+    assert model.num_params() == 124_439_808
+    assert model.wte.weight.size(0) == 50_304       # padded inside
+    assert model.flops_per_token() == 6 * (124_439_808 - 1024 * 768 - 12 * 13 * 768 - 2 * 768) + 12 * 12 * 768 * 1024
+
+
+@pytest.mark.parametrize('name', SETTINGS)
+def test_no_position_sees_the_future_and_every_position_sees_the_past(name):
+    model = GPT(tiny(**SETTINGS[name])).eval()
+    for p in model.parameters():        # blocks begin as the identity: give them something to do
+        p.data += 0.05 * torch.randn_like(p)
+    idx = torch.randint(0, 50, (1, 16))
+    before = model(idx)[0]
+    idx[0, 9] = (idx[0, 9] + 1) % 50
+    after = model(idx)[0]
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert ((before - after)[0, 9:].abs().amax(-1) > 1e-6).all()
+
+
+@pytest.mark.parametrize('name', SETTINGS)
+def test_the_cache_changes_nothing(name):
+    model = GPT(tiny(**SETTINGS[name])).eval()
+    for p in model.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    idx = torch.randint(0, 50, (3, 16))
+    want = model(idx)[0]
+    cache = model.new_cache(3)
+    got = [model(part, cache=cache)[0] for part in idx.split([5, 1, 1, 4, 5], dim=1)]      # prefill, single, several
+    for end, logits in zip((5, 6, 7, 11, 16), got):
+        close(logits[:, 0], want[:, end - 1], 2e-5)
+
+
+def test_flash_attention_equals_the_naive_form_forward_and_backward():
+    for settings in ({}, dict(n_kv_head=2)):
+        flash, naive = GPT(tiny(**settings)), GPT(tiny(attention='naive', **settings))
+        for p in flash.parameters():
+            p.data += 0.1 * torch.randn_like(p)
+        naive.load_state_dict(flash.state_dict())
+        idx = torch.randint(0, 50, (3, 17))
+        losses = [m(idx[:, :-1], idx[:, 1:])[1] for m in (flash, naive)]
+        [loss.backward() for loss in losses]
+        close(*losses, 2e-6)
+        for a, b in zip(flash.parameters(), naive.parameters()):
+            close(a.grad, b.grad, 2e-6)
+
+
+@pytest.mark.parametrize('name', ['llama', 'tied', 'gpt2', 'qwen3', 'padded'])
+def test_the_loss_starts_at_the_log_of_the_vocabulary(name):
+    model = GPT(tiny(**{**dict(vocab_size=1000, n_embd=64), **SETTINGS[name]}))
+    V = model.config.vocab_size
+    idx = torch.randint(0, V, (64, 17))
+    assert float(model(idx[:, :-1], idx[:, 1:])[1].detach()) == pytest.approx(math.log(V), rel=0.03)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_one_batch_can_be_learned_by_heart(dtype):
+    model = GPT(tiny(qk_norm=True, tie_weights=True))
+    model.compute_dtype = dtype
+    idx = torch.randint(0, 50, (4, 17))
+    optimizer = train_module.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(120):
+        loss = model(idx[:, :-1], idx[:, 1:])[1]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 0.1
+
+
+def test_initial_weights_have_their_spread_and_are_cut():
+    model = GPT(tiny(n_embd=256, d_ff=1024, vocab_size=1000))
+    assert float(model.wte.weight.detach().std()) == pytest.approx(0.987, rel=0.02) and float(model.wte.weight.detach().abs().max()) <= 3
+    w, std = model.h[0].mlp.up.weight.detach(), math.sqrt(2 / (256 + 1024))
+    assert float(w.std()) == pytest.approx(0.987 * std, rel=0.02) and float(w.abs().max()) <= 3 * std + 1e-6
+    gpt2 = GPT(tiny(n_embd=256, n_layer=8, **GPT2))
+    assert float(gpt2.h[0].mlp.down.weight.detach().std()) == pytest.approx(0.02 / 4, rel=0.03)
+    assert float(gpt2.h[0].attn.c_attn.weight.detach().std()) == pytest.approx(0.02, rel=0.03)
+
+
+def test_the_padding_of_the_vocabulary_never_matters():
+    model = GPT(tiny(vocab_size=1100))
+    assert model.wte.weight.size(0) == 1152
+    idx = torch.randint(0, 1100, (2, 17))
+    optimizer = train_module.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits, loss = model(idx[:, :-1], idx[:, 1:])
+        loss.backward()
+        optimizer.step()
+    assert logits.shape[-1] == 1100
+    assert not model.wte.weight[1100:].any() and not model.lm_head.weight[1100:].any()
+    assert model_module.export_tensors(model)['model.embed_tokens.weight'].shape == (1100, 32)
+
+
+def jittered(config):
+    """A model without the zeros and ones of a fresh one."""
+    model = GPT(config).eval()
+    for p in model.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    with torch.no_grad():
+        for w in (model.wte.weight, model.lm_head.weight):
+            w[config.vocab_size:] = 0
+    return model
+
+
+@pytest.mark.parametrize('name', SETTINGS)
+def test_a_checkpoint_gives_the_same_model_back(name):
+    model = jittered(tiny(**SETTINGS[name]))
+    model_module.save_checkpoint('step_1', model, None, 49)
+    again = model_module.load_model('step_1', attention=model.config.attention)
+    assert again.config == model.config
+    for (n, a), b in zip(model.state_dict().items(), again.state_dict().values()):
+        assert torch.equal(a, b), n
+
+
+@pytest.mark.parametrize('name, theirs', [('gqa', 'LlamaForCausalLM'), ('biased llama', 'LlamaForCausalLM'), ('padded', 'LlamaForCausalLM'),
+                                          ('qwen3', 'Qwen3ForCausalLM'), ('gpt2', 'GPT2LMHeadModel'), ('tied', 'LlamaForCausalLM')])
+def test_transformers_opens_a_checkpoint_with_the_same_logits_and_continuation(name, theirs):
+    import transformers
+    model = jittered(tiny(**SETTINGS[name]))
+    ByteTokenizer().save('tokenizer.json')
+    model_module.save_checkpoint('step_1', model, 'tokenizer.json', None)
+    hf = transformers.AutoModelForCausalLM.from_pretrained('step_1').eval()
+    assert type(hf).__name__ == theirs
+    idx = torch.randint(0, 50, (2, 16))
+    with torch.no_grad():
+        close(model(idx)[0], hf(idx).logits, 1e-5)
+    greedy = torch.stack(list(sample_module.generate(model, idx[:, :4], 12, temperature=0)), 1)
+    assert torch.equal(greedy, hf.generate(idx[:, :4], attention_mask=torch.ones(2, 4), max_new_tokens=12, do_sample=False, pad_token_id=0)[:, 4:])
+    tok = transformers.AutoTokenizer.from_pretrained('step_1')
+    assert tok.eos_token == END_OF_TEXT and tok('hé')['input_ids'] == list('hé'.encode())
+
+
+@pytest.mark.parametrize('kind', ['gpt2', 'llama', 'qwen3'])
+def test_a_folder_that_transformers_saved_loads_with_the_same_logits(kind):
+    import transformers as t
+    shape = dict(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32)
+    hf = {'gpt2': lambda: t.GPT2LMHeadModel(t.GPT2Config(vocab_size=60, n_positions=32, n_embd=32, n_layer=2, n_head=4)),
+          'llama': lambda: t.LlamaForCausalLM(t.LlamaConfig(**shape, num_key_value_heads=2, rope_theta=5e5)),
+          'qwen3': lambda: t.Qwen3ForCausalLM(t.Qwen3Config(**shape, num_key_value_heads=2, head_dim=8))}[kind]().eval()
+    hf.save_pretrained('hf')
+    model = model_module.load_model('hf')
+    idx = torch.randint(0, 60, (2, 32))
+    with torch.no_grad():
+        close(model(idx)[0], hf(idx).logits, 1e-5)
+
+
+def test_gpt2_weights_as_the_hub_has_them_load_too():
+    from safetensors.torch import load_file, save_file
+    model = jittered(tiny(**GPT2))
+    model_module.save_checkpoint('hub', model, None, 49)
+    tensors = {k.removeprefix('transformer.'): v for k, v in load_file('hub/model.safetensors').items()}
+    tensors['h.0.attn.bias'] = torch.ones(1, 1, 16, 16)
+    save_file(tensors, 'hub/model.safetensors')
+    os.remove('hub/manifest.json')
+    idx = torch.randint(0, 50, (1, 16))
+    assert torch.equal(model_module.load_model('hub').eval()(idx)[0], model(idx)[0])
+
+
+@pytest.mark.parametrize('damage, says', [
+    (lambda p: p.write_bytes(p.read_bytes()[:-50]), 'damaged'), (lambda p: p.write_bytes(p.read_bytes() + b'x'), 'damaged'),
+    (lambda p: p.write_bytes(p.read_bytes()[:900] + bytes([p.read_bytes()[900] ^ 1]) + p.read_bytes()[901:]), 'damaged'),
+    (lambda p: p.unlink(), 'missing'),
+])
+def test_a_damaged_checkpoint_is_refused_by_name(damage, says):
+    model_module.save_checkpoint('step_1', GPT(tiny()), None, 0)
+    damage(Path('step_1/model.safetensors'))
+    with pytest.raises(UserError, match=f'model.safetensors is {says}'):
+        model_module.load_model('step_1')
+
+
+@pytest.mark.parametrize('change, says', [
+    (dict(model_type='mamba'), 'mamba'), (dict(hidden_size=64), 'shape|head_dim'), (dict(num_hidden_layers=3), 'lack'),
+    (dict(num_hidden_layers=1), 'unknown'), (dict(rope_parameters=dict(rope_type='yarn')), 'yarn'), (dict(vocab_size='x'), 'describe|vocab'),
+])
+def test_a_foreign_folder_that_does_not_fit_is_refused(change, says):
+    model_module.save_checkpoint('step_1', GPT(tiny()), None, 0)
+    os.remove('step_1/manifest.json')
+    config = json.loads(Path('step_1/config.json').read_text())
+    Path('step_1/config.json').write_text(json.dumps({**config, **change}))
+    with pytest.raises(UserError, match=says):
+        model_module.load_model('step_1')
+
+
+@pytest.mark.parametrize('change', [dict(n_head=5), dict(n_kv_head=3), dict(norm='batch'), dict(mlp='relu'), dict(n_layer=0),
+                                    dict(n_embd=12, n_head=4), dict(dropout=1.5)])
+def test_a_model_that_can_not_be_built_is_an_error(change):
+    with pytest.raises(UserError):
+        tiny(**change)
+
+# -----------------------------------------------------------------------------
+# train.py
+
+
+def test_adamw_is_bit_equal_to_torchs():
+    shapes = [(7, 5), (5,), (3, 4, 2)]
+    ours, theirs = ([torch.nn.Parameter(torch.linspace(-1, 1, math.prod(s)).view(s)) for s in shapes] for _ in range(2))
+    options = dict(lr=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    a, b = train_module.AdamW(ours, **options), torch.optim.AdamW(theirs, foreach=False, **options)
+    for i in range(1000):
+        for p, q in zip(ours, theirs):
+            p.grad = torch.randn_like(p) * (1 + i % 3)
+            q.grad = p.grad.clone()
+        a.param_groups[0]['lr'] = b.param_groups[0]['lr'] = 3e-3 * (1 - i / 2000)
+        a.step()
+        b.step()
+    for p, q in zip(ours, theirs):
+        assert torch.equal(p, q)
+
+
+def test_weight_decay_is_for_matrices_only():
+    model = GPT(tiny(**GPT2))
+    decayed, rest = train_module.make_optimizer(model).param_groups
+    assert all(p.dim() >= 2 for p in decayed['params']) and decayed['weight_decay'] == train_module.weight_decay > 0
+    assert all(p.dim() == 1 for p in rest['params']) and rest['weight_decay'] == 0
+    assert len(decayed['params']) + len(rest['params']) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize('max_norm', [0.5, 100.0, 0.0])
+def test_clipping_equals_torchs(max_norm):
+    params = [torch.nn.Parameter(torch.randn(4, 3)), torch.nn.Parameter(torch.randn(7))]
+    grads = [torch.randn_like(p) for p in params]
+    for p, g in zip(params, grads):
+        p.grad = g.clone()
+    norm = train_module.clip_grad_norm(params, max_norm)
+    ours = [p.grad.clone() for p in params]
+    for p, g in zip(params, grads):
+        p.grad = g.clone()
+    want = torch.nn.utils.clip_grad_norm_(params, max_norm or 1e9)
+    close(norm, want, 1e-6)
+    for a, p in zip(ours, params):
+        close(a, p.grad, 1e-6)
+
+
+def test_the_schedule_warms_up_decays_as_a_cosine_and_stays():
+    lr = lambda it: train_module.get_lr(it, 1.0, 0.1, 10, 110)
+    assert [lr(0), lr(5), lr(10)] == [0.0, 0.5, 1.0] and lr(60) == pytest.approx(0.55)
+    assert lr(110) == lr(1000) == 0.1 and lr(109) > 0.1
+    assert all(lr(i) >= lr(i + 1) for i in range(10, 110))
+    assert train_module.get_lr(0, 1.0, 0.0, 0, 10) == 1.0
+
+
+def test_every_window_comes_once_per_epoch_in_another_order_each_time():
+    n_tokens, T = 1003, 10
+    n = (n_tokens - T) // T
+    epochs = [train_module.window_starts(e * n, n, n_tokens, T, seed=3) for e in range(3)]
+    for starts in epochs:
+        assert len({s // T for s in starts}) == n and len({s % T for s in starts}) == 1
+        assert min(starts) >= 0 and max(starts) + T + 1 <= n_tokens
+    assert len({tuple(s) for s in epochs}) == 3 and epochs[0] != train_module.window_starts(0, n, n_tokens, T, seed=4)
+    together = train_module.window_starts(0, 3 * n, n_tokens, T, seed=3)        # however it is asked for
+    assert together == sum(epochs, [])
+    assert train_module.epoch_order(1, 0, 100, 8)[:5].tolist() == [23, 39, 15, 71, 55]      # the same on every machine
+
+
+def test_targets_are_the_next_tokens():
+    write_corpus()
+    folder, meta, ids, _ = prepared('--dataset=corpus.txt', '--vocab_size=300')
+    x, y = prepare_module.Shards(folder, 'train', meta).batch([0, 50], 8)
+    assert x[0].tolist() == ids['train'][:8] and y[0].tolist() == ids['train'][1:9] and y[1].tolist() == ids['train'][51:59]
+    assert x.dtype == torch.int64
+
+
+def test_evaluation_is_the_mean_over_every_token_of_the_split():
+    write_corpus()
+    folder, meta, ids, tok = prepared('--dataset=corpus.txt', '--vocab_size=300')
+    shards, model = prepare_module.Shards(folder, 'val', meta), GPT(tiny(vocab_size=300))
+    model.train()
+    val, total = torch.tensor(ids['val']), 0.0
+    with torch.no_grad():
+        for s in range(0, len(val) - 1, 16):
+            x, y = val[s:min(s + 16, len(val) - 1)], val[s + 1:s + 17]
+            total += float(model(x[None], y[None])[1]) * len(y)
+    for micro in (1, 3, 8):
+        assert train_module.evaluate(model, model, shards, 16, micro, 0, 'cpu') == pytest.approx(total / (len(val) - 1), abs=1e-6)
+    assert model.training
+
+
+SMALL = ['--dataset=corpus.txt', '--vocab_size=300', '--n_layer=2', '--n_head=2', '--n_embd=32', '--block_size=16', '--batch_size=8',
+         '--warmup_iters=2', '--eval_tokens=320', '--log_interval=1', '--sample_tokens=8', '--dtype=float32', '--compile=False']
+
+
+def train_here(*args):
+    """train.py in this process: -> (result of main, log, newest checkpoint)"""
+    if not os.path.exists('corpus.txt'):
+        write_corpus()
+    result = script('train', *SMALL, *args).main()
+    run = result['run']
+    return result, train_module.read_log(run / 'log.jsonl'), (model_module.checkpoints(run) or [None])[-1]
+
+
+def losses(log):
+    return [e['loss'] for e in log if 'loss' in e]
+
+
+def weights(checkpoint):
+    from safetensors.torch import load_file
+    return {**load_file(checkpoint / 'model.safetensors'), **load_file(checkpoint / 'training.safetensors')}
+
+
+def same_weights(a, b):
+    a, b = weights(a), weights(b)
+    assert a.keys() == b.keys()
+    return all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_run_leaves_what_was_promised():
+    result, log, last = train_here('--max_iters=12', '--eval_interval=5')
+    run = result['run']
+    assert run == Path('out/corpus') and last.name == 'step_00000012'
+    assert [e['step'] for e in log if 'loss' in e] == list(range(12)) and [e['step'] for e in log if 'val_loss' in e] == [5, 10, 12]
+    assert {'step', 'loss', 'lr', 'grad_norm', 'tokens_per_second', 'mfu', 'seconds'} == set(log[0])
+    assert {'step', 'val_loss', 'val_bpb'} == set(log[-1])
+    assert (run / 'curves.png').read_bytes()[:4] == b'\x89PNG'
+    assert losses(log)[-1] < losses(log)[0]
+    assert {p.name for p in last.iterdir()} == {
+        'config.json', 'generation_config.json', 'model.safetensors', 'tokenizer.json', 'tokenizer_config.json',
+        'training.json', 'training.safetensors', 'manifest.json'}
+    assert train_here('--max_iters=2')[0]['run'] == Path('out/corpus-2')
+
+
+@pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
+def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
+    _, straight, a = train_here('--max_iters=20', '--eval_interval=100', '--out_dir=a', *extra)
+    train_here('--max_iters=20', '--eval_interval=7', '--out_dir=b', *extra)
+    for p in model_module.checkpoints('b')[1:]:
+        shutil.rmtree(p)
+    shutil.copytree('b', 'c')
+    assert model_module.checkpoints('b')[-1].name in ('step_00000007', 'step_00000014')
+    _, log, b = train_here('--max_iters=20', '--eval_interval=100', '--out_dir=b', '--init_from=resume', *extra)
+    assert same_weights(a, b) and losses(log) == losses(straight)
+    resumed = script('train', 'c/config.py', '--init_from=auto', '--out_dir=c').main()       # the command that is printed
+    assert same_weights(a, model_module.checkpoints(resumed['run'])[-1])
+
+
+def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
+    _, log, last = train_here('--max_iters=6', '--seed=5', '--learning_rate=3e-3', '--weight_decay=0', '--grad_clip=0.5')
+    data = prepare_module.Shards('data/corpus-bpe300', 'train', prepare_module.read_meta(Path('data/corpus-bpe300')))
+    torch.manual_seed(5)
+    model = GPT(GPTConfig(vocab_size=300, n_layer=2, n_head=2, n_embd=32, block_size=16, tie_weights=True, qk_norm=True))
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0, foreach=False)
+    for step, entry in enumerate(e for e in log if 'loss' in e):
+        starts = train_module.window_starts(8 * step, 8, len(data), 16, seed=5)
+        rows = torch.tensor(np.stack([data.read(s, 17) for s in starts]).astype(np.int64))
+        logits, _ = model(rows[:, :-1])
+        loss = F.cross_entropy(logits.reshape(-1, 300), rows[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.param_groups[0]['lr'] = 3e-3 * (step + 1) / 2 if step < 1 else 1.5e-3 * (1 + math.cos(math.pi * (step - 1) / 4))
+        optimizer.step()
+        assert (entry['loss'], entry['grad_norm']) == pytest.approx((float(loss.detach()), float(norm)), rel=1e-5)
+    close(weights(last)['model.embed_tokens.weight'], model.wte.weight.detach(), 1e-6)
+
+
+def test_evaluating_does_not_disturb_training():
+    _, often, a = train_here('--max_iters=9', '--eval_interval=2', '--dropout=0.1', '--out_dir=a')
+    _, never, b = train_here('--max_iters=9', '--eval_interval=99', '--dropout=0.1', '--out_dir=b')
+    assert losses(often) == losses(never) and same_weights(a, b)
+
+
+def test_dropout_is_fresh_at_every_step_and_micro_batch():
+    Path('a.txt').write_text('a' * 4000)        # every window is the same, so losses differ by dropout alone
+    args = ['--dataset=a.txt', '--tokenizer=byte', '--max_iters=6', '--learning_rate=0']
+    assert len(set(losses(train_here(*args, '--out_dir=a')[1]))) == 1
+    assert len(set(losses(train_here(*args, '--dropout=0.5', '--micro_batch_size=4', '--out_dir=b')[1]))) == 6
+    one = train_here(*args, '--dropout=0.5', '--batch_size=1', '--out_dir=c')[1]
+    two = train_here(*args, '--dropout=0.5', '--batch_size=2', '--micro_batch_size=1', '--out_dir=d')[1]
+    assert all(abs(x - y) > 1e-6 for x, y in zip(losses(one), losses(two)))     # the second micro-batch has its own
+
+
+def test_accumulation_is_the_same_as_one_large_batch():
+    logs = [train_here('--max_iters=10', f'--micro_batch_size={m}', f'--out_dir=m{m}')[1] for m in (0, 4, 1)]
+    for log in logs[1:]:
+        assert losses(log) == pytest.approx(losses(logs[0]), abs=1e-5)
+
+
+def test_old_checkpoints_go_and_the_best_stays():
+    _, log, _ = train_here('--max_iters=24', '--eval_interval=3', '--learning_rate=5', '--min_lr=5', '--warmup_iters=20', '--keep_checkpoints=2')
+    evaluated = {e['step']: e['val_loss'] for e in log if 'val_loss' in e}
+    best = min(evaluated, key=evaluated.get)
+    assert best < 21
+    assert [int(p.name[5:]) for p in model_module.checkpoints('out/corpus')] == [best, 21, 24]
+
+
+def test_a_complete_run_says_so_and_a_taken_folder_is_refused(capsys):
+    train_here('--max_iters=3', '--out_dir=a')
+    train_here('--max_iters=3', '--out_dir=a', '--init_from=resume')
+    assert 'is complete: 3 of 3' in capsys.readouterr().out
+    with pytest.raises(UserError, match='already holds a run'):
+        train_here('--max_iters=3', '--out_dir=a')
+    with pytest.raises(UserError, match='no checkpoint'):
+        train_here('--max_iters=3', '--out_dir=nothing', '--init_from=resume')
+    with pytest.raises(UserError, match='n_embd'):
+        train_here('--max_iters=9', '--out_dir=a', '--init_from=resume', '--n_embd=64')
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(capsys):
+    _, straight, a = train_here('--max_iters=9', '--eval_interval=3', '--out_dir=a')
+    shutil.copytree('a', 'b')
+    path = Path('b/step_00000009/training.safetensors')
+    path.write_bytes(path.read_bytes()[:-1])
+    _, _, b = train_here('--max_iters=9', '--eval_interval=3', '--out_dir=b', '--init_from=resume')
+    assert same_weights(a, b)
+    out = capsys.readouterr().out
+    assert 'training.safetensors is damaged' in out and 'resumed b/step_00000006' in out.replace(os.sep, '/')
+
+
+def test_a_checkpoint_or_a_hugging_face_folder_starts_a_new_run_with_its_own_tokenizer():
+    _, _, first = train_here('--max_iters=3', '--out_dir=a')
+    write_corpus('new.txt', 22)
+    result, log, last = train_here('--max_iters=2', '--dataset=new.txt', f'--init_from={first}', '--n_embd=1000', '--out_dir=b')
+    assert json.loads((last / 'config.json').read_text())['hidden_size'] == 32
+    assert (last / 'tokenizer.json').read_bytes() == (first / 'tokenizer.json').read_bytes()
+    os.remove(first / 'manifest.json')      # now it is a folder from elsewhere
+    _, again, _ = train_here('--max_iters=2', '--dataset=new.txt', f'--init_from={first}', '--out_dir=c')
+    assert losses(again) == losses(log) and losses(log)[0] < math.log(300)
+    more = script('train', 'b/config.py', '--init_from=resume', '--max_iters=4').main()       # it goes on as what it is
+    assert more['step'] == 4
+
+
+def test_nanogpts_pair_of_files_works_as_it_is(capsys):
+    Path('nano').mkdir()
+    rng = np.random.default_rng(0)
+    for split, n in (('train', 4000), ('val', 500)):
+        rng.integers(0, 50257, n).astype(np.uint16).tofile(f'nano/{split}.bin')
+    result, log, last = train_here('--dataset=nano', '--max_iters=2', '--n_embd=8')
+    out = capsys.readouterr().out
+    assert 'taken as tokens of GPT-2' in out and 'bits per byte |' not in out and result['val_bpb'] is None
+    assert losses(log)[0] == pytest.approx(math.log(50257), rel=0.03)
+
+
+def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
+    write_corpus()
+    done = launch(HERE / 'train.py', *SMALL, '--max_iters=400', '--eval_interval=20', '--learning_rate=1e30', '--grad_clip=0', '--out_dir=a')
+    assert done.returncode == 3 and 'diverged: ' in done.stderr and 'Traceback' not in done.stderr
+    for checkpoint in model_module.checkpoints('a'):
+        assert all(torch.isfinite(w).all() for w in weights(checkpoint).values())
+
+
+def test_wandb_that_fails_costs_one_line(monkeypatch, capsys):
+    class Broken:
+        def init(self, **kw): pass
+        def log(self, *a, **kw): raise RuntimeError('no disk')
+        def finish(self): raise RuntimeError
+    monkeypatch.setitem(sys.modules, 'wandb', Broken())
+    _, log, _ = train_here('--max_iters=4', '--wandb_log=True', '--out_dir=a')
+    assert capsys.readouterr().out.count('wandb failed') == 1
+    monkeypatch.setitem(sys.modules, 'wandb', None)     # import wandb raises
+    assert losses(train_here('--max_iters=4', '--wandb_log=True', '--out_dir=b')[1]) == losses(log)
+    assert capsys.readouterr().out.count('wandb failed') == 1
+
+
+def test_without_matplotlib_there_is_no_picture_and_no_failure(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    assert not (train_here('--max_iters=2')[0]['run'] / 'curves.png').exists()
+    assert 'pip install matplotlib' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('cuda, mps, want', [(True, False, 'cuda:1'), (False, True, 'mps'), (False, False, 'cpu')])
+def test_the_device_is_what_there_is(cuda, mps, want, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: cuda)
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda place: 'a card')
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: mps)
+    assert train_module.choose_device(local_rank=1)[0] == want
+    if cuda:
+        with pytest.raises(UserError, match='has 2 GPUs'):
+            train_module.choose_device(local_rank=2)
+
+
+@pytest.mark.parametrize('place, faked, want', [
+    ('cuda:0', dict(gpu=True), 'bfloat16'), ('cuda:0', dict(gpu=False), 'float32'), ('mps', {}, 'float32'),
+    ('cpu', dict(amx=False, avx=False), 'float32'), ('cpu', dict(amx=True, avx=False), 'bfloat16'), ('cpu', dict(amx=False, avx=True), 'bfloat16')])
+def test_bfloat16_is_used_only_where_the_hardware_has_it(place, faked, want, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda **kw: faked['gpu'])
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: faked['amx'], raising=False)
+    monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: faked['avx'], raising=False)
+    value, why = train_module.choose_dtype(place)
+    assert value == want and why
+
+
+def test_compiling_falls_back_where_triton_a_compiler_or_the_card_is_missing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda place: (9, 0))
+    monkeypatch.setitem(sys.modules, 'triton', None)
+    assert train_module.choose_compile('cuda:0') == (False, 'Triton is not installed')
+    monkeypatch.setitem(sys.modules, 'triton', torch)
+    assert train_module.choose_compile('cuda:0')[0] is True
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda place: (6, 1))
+    assert train_module.choose_compile('cuda:0')[0] is False
+    assert train_module.choose_compile('cpu')[0] is False and train_module.choose_compile('mps')[0] is False
+    monkeypatch.setattr(train_module, 'compile', True)
+    monkeypatch.setattr(shutil, 'which', lambda name: None)
+    assert train_module.choose_compile('cpu') == (False, 'no C++ compiler was found')
+
+
+def test_a_compile_that_fails_falls_back_to_eager(monkeypatch, capsys):
+    def broken(model):
+        def forward(*args):
+            raise RuntimeError('no luck')
+        return forward
+    monkeypatch.setattr(torch, 'compile', broken)
+    train_here('--max_iters=2', '--compile=True', '--out_dir=a')
+    assert 'compile   | False (it failed: no luck)' in capsys.readouterr().out
+
+
+def test_without_fork_a_new_python_does_the_work():
+    write_corpus()
+    Path('spawn.py').write_text(f'''
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import tokenizer
+tokenizer.PIECE, tokenizer.SMALL, tokenizer.START_METHOD = 2000, 1, 'spawn'     # as on Windows and macOS
+if __name__ == '__main__':
+    print(len(tokenizer.train_bpe('corpus.txt', 300, workers=2)[1]))
+''')
+    assert launch('spawn.py', check=0).stdout.strip() == '44'
+
+
+def test_a_run_made_for_a_gpu_says_what_it_takes_here(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['train.py', str(HERE / 'config/train_tinystories.py')])
+    write_corpus()
+    module = script('train', *SMALL, '--max_iters=3', '--out_dir=a')
+    module.estimate = lambda *a: 1e6
+    module.main()
+    out = capsys.readouterr().out
+    assert 'about 34.7 days here; smaller: python train.py' in out and 'train_tinystories_cpu.py' in out
+
+
+@pytest.mark.parametrize('args, says', [
+    (['--max_iter=3'], 'max_iters'), (['--batch_size=1.5'], 'whole number'), (['--dataset=nowhere.txt'], 'nowhere.txt'),
+    (['--init_from=nowhere'], 'init_from'), (['--micro_batch_size=3'], 'micro_batch_size'), (['--block_size=100000'], 'block_size'),
+    (['--vocab_size=256'], 'vocab_size'), (['--n_head=5'], 'n_head'), (['--device=cuda'], '--device=cpu'), (['--dtype=int8'], 'dtype'),
+    (['--max_iters=0'], 'max_iters'), (['--beta2=1.5'], 'beta2'), (['--dataset=empty.txt'], 'no text'), (['--dataset=latin.txt'], 'byte 3'),
+    (['--init_from=resume'], 'resume'),
+])
+def test_what_a_person_can_get_wrong_is_one_line_and_status_2(args, says):
+    write_corpus()
+    Path('empty.txt').write_bytes(b'')
+    Path('latin.txt').write_bytes('abcé'.encode('latin-1'))
+    assert says in one_line(launch(HERE / 'train.py', *SMALL, *args))
+
+
+def test_errors_of_the_other_scripts_are_one_line_too():
+    assert 'python train.py' in one_line(launch(HERE / 'sample.py'))
+    assert 'there is no checkpoint' in one_line(launch(HERE / 'sample.py', '--out_dir=nowhere'))
+    assert 'no data set' in one_line(launch(HERE / 'prepare.py', '--dataset=nowhere'))
+    assert 'steps' in one_line(launch(HERE / 'bench.py', '--steps=0'))
+
+# -----------------------------------------------------------------------------
+# sample.py
+
+
+def test_filtering_keeps_the_likeliest_tokens():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    f = lambda **kw: sample_module.filter_logits(logits, **{'temperature': 1.0, **kw})[0]
+    close(f(), torch.tensor([0.5, 0.3, 0.15, 0.05]), 1e-6)
+    close(f(top_k=2), torch.tensor([0.625, 0.375, 0, 0]), 1e-6)
+    close(f(top_p=0.6), torch.tensor([0.625, 0.375, 0, 0]), 1e-6)
+    close(f(top_p=0.5), torch.tensor([1.0, 0, 0, 0]), 1e-6)
+    close(f(top_p=0.01), torch.tensor([1.0, 0, 0, 0]), 1e-6)        # never nothing
+    close(f(temperature=0.5)[0] / f(temperature=0.5)[1], torch.tensor((0.5 / 0.3) ** 2), 1e-5)
+
+
+@pytest.mark.parametrize('name', ['llama', 'gpt2', 'gqa'])
+def test_generation_is_the_same_with_and_without_a_cache_past_the_context(name):
+    model = jittered(tiny(**SETTINGS[name]))
+    prompt = torch.randint(0, 50, (2, 20))      # longer than the context: its end is used
+    for options in (dict(temperature=0), dict(temperature=1.0, top_k=5, top_p=0.9)):
+        runs = []
+        for cache in (True, False):
+            g = torch.Generator().manual_seed(1)
+            runs.append(torch.stack(list(sample_module.generate(model, prompt, 60, generator=g, cache=cache, **options))))
+        assert torch.equal(*runs)
+
+
+def test_a_full_context_goes_on_with_its_last_half():
+    model, seen = jittered(tiny()), []
+    model.register_forward_pre_hook(lambda m, args: seen.append(args[0].tolist()))
+    new = [int(x) for x in sample_module.generate(model, torch.zeros(1, 10, dtype=torch.int64), 9, temperature=0, cache=False)]
+    assert [len(s[0]) for s in seen] == [10, 11, 12, 13, 14, 15, 16, 8, 9]
+    assert seen[7][0] == ([0] * 10 + new)[9:17]
+
+
+def test_generation_stops_at_the_stop_token():
+    model = jittered(tiny())
+    free = [int(x) for x in sample_module.generate(model, torch.zeros(1, 1, dtype=torch.int64), 30, temperature=0)]
+    stop = free[5]
+    got = [int(x) for x in sample_module.generate(model, torch.zeros(1, 1, dtype=torch.int64), 30, temperature=0, stop=stop)]
+    assert got == free[:free.index(stop) + 1]
+
+
+def test_a_stream_never_shows_half_a_character():
+    tok = ByteTokenizer()
+    stream = sample_module.TextStream(tok)
+    shown = [stream(i) for i in tok.encode('aé🙂')]
+    assert shown == ['a', '', 'é', '', '', '', '🙂'] and stream.end() == ''
+    stream(tok.encode('é')[0])
+    assert stream.end() == '\ufffd'
+    assert sample_module.visible('a\n\x1b[31m\t') == 'a\n\\x1b[31m\t'
+
+
+def test_samples_come_from_the_newest_run_and_repeat(capsys):
+    train_here('--max_iters=3')
+    Path('prompt.txt').write_text('def é')
+    args = ['--start=FILE:prompt.txt', '--max_new_tokens=30', '--num_samples=3', '--temperature=1.0', '--top_k=50', '--top_p=0.95']
+    first, again = script('sample', *args).main(), script('sample', *args).main()
+    assert first == again and len(set(first)) == 3 and all(t.startswith('def é') for t in first)
+    assert script('sample', *args, '--seed=2').main() != first
+    greedy = script('sample', *args, '--temperature=0', '--out_dir=out/corpus').main()
+    assert len(set(greedy)) == 1
+    assert 'tokens/s' in capsys.readouterr().err
+
+# -----------------------------------------------------------------------------
+# bench.py
+
+
+def test_bench_measures_a_step_and_counts_its_flops(capsys):
+    result = script('bench', '--steps=3', '--warmup_steps=1', '--n_embd=64', '--n_layer=2', '--device=cpu').main()
+    out = capsys.readouterr().out
+    assert result['ms'] > 0 and 0 < result['share_of_peak'] < 1.5 and 'of the largest matmul rate measured here' in out
+    train = script('bench').train
+    assert result['tokens_per_second'] == pytest.approx(train.batch_size * train.block_size / result['ms'] * 1e3, rel=1e-3)
+
+
+def test_the_peak_of_a_known_card_is_its_published_one(monkeypatch):
+    for name, peak in (('NVIDIA H200', 989e12), ('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA GeForce RTX 4090', 165.2e12), ('Other', 0),
+                       ('NVIDIA H100 PCIe', 756e12)):
+        monkeypatch.setattr(torch.cuda, 'get_device_name', lambda place: name)
+        assert train_module.peak_flops('cuda:0') == peak
+
+# -----------------------------------------------------------------------------
+# end to end, in processes of their own
+
+
+def torchrun(n, *args, **env):
+    done = launch('-m', 'torch.distributed.run', f'--nproc_per_node={n}', '--master_port=0', '--rdzv_backend=c10d',
+                  '--rdzv_endpoint=localhost:0', HERE / 'train.py', *args, **env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+    return done
+
+
+def test_two_and_four_processes_compute_what_one_does():
+    write_corpus()
+    args = [*SMALL, '--max_iters=50', '--dropout=0.1', '--micro_batch_size=2', '--eval_interval=25']
+    torchrun(2, *args, '--out_dir=two')         # also prepares the data
+    torchrun(4, *args, '--out_dir=four')
+    _, one, last = train_here(*args[len(SMALL):], '--out_dir=one')
+    for name in ('two', 'four'):
+        log = train_module.read_log(Path(name) / 'log.jsonl')
+        assert len(losses(log)) == 50 and losses(log) == pytest.approx(losses(one), abs=1e-5)
+        assert [e['val_loss'] for e in log if 'val_loss' in e] == pytest.approx([e['val_loss'] for e in one if 'val_loss' in e], abs=1e-5)
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(monkeypatch):
+    module = script('train', '--batch_size=10')
+    with pytest.raises(UserError, match='8 and 12'):
+        module.check_batch(4)
+    with pytest.raises(UserError, match=r'\[2, 5\]|\[5, 2\]'):
+        script('train', '--batch_size=10', '--micro_batch_size=4').check_batch(1)
+    assert script('train', '--batch_size=12', '--micro_batch_size=3').check_batch(2) == (3, 2)
+    large = script('train', '--batch_size=512', '--block_size=1024')
+    assert large.check_batch(2, 'cuda:0') == (256, 1) and large.check_batch(2, 'cpu') == (16, 16)
+
+
+def run_until(path, args, sent, kind):
+    """Starts train.py and sends it a signal as soon as its log has `sent` lines."""
+    process = subprocess.Popen([sys.executable, str(HERE / 'train.py'), *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                               env=dict(os.environ, OMP_NUM_THREADS='1'))
+    log = Path(path) / 'log.jsonl'
+    while process.poll() is None and not (log.exists() and log.read_text().count('\n') >= sent):
+        time.sleep(0.01)
+    process.send_signal(kind)
+    return process.wait(60), process.stderr.read().decode()
+
+
+def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not():
+    args = ['--max_iters=300', '--eval_interval=10', '--sample_tokens=0', '--dropout=0.1', '--log_interval=1']
+    _, straight, a = train_here(*args, '--out_dir=a')
+    for i, sent in enumerate((37, 111, 219)):
+        status, _ = run_until('b', [*SMALL, *args, '--out_dir=b', '--init_from=auto'], sent, signal.SIGKILL)
+        assert status == -signal.SIGKILL
+    _, log, b = train_here(*args, '--out_dir=b', '--init_from=auto')
+    assert same_weights(a, b) and losses(log) == losses(straight)
+
+
+@pytest.mark.parametrize('kind', [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_saves_first(kind):
+    args = ['--max_iters=300', '--eval_interval=100', '--sample_tokens=0']
+    _, straight, a = train_here(*args, '--out_dir=a')
+    status, err = run_until('b', [*SMALL, *args, '--out_dir=b'], 30, kind)
+    assert status == 128 + kind and 'Traceback' not in err
+    saved = model_module.checkpoints('b')[-1]
+    assert int(saved.name[5:]) >= 30 and int(saved.name[5:]) < 300
+    _, log, b = train_here(*args, '--out_dir=b', '--init_from=resume')
+    assert same_weights(a, b) and losses(log) == losses(straight)
+
+
+def test_the_readme_names_files_that_exist_and_lists_them_all():
+    text = (HERE / 'README.md').read_text(encoding='utf-8')
+    named = set(re.findall(r'(?:config/)?\w+\.py\b', text))
+    local = {p.name for p in HERE.glob('*.py')} | {f'config/{p.name}' for p in (HERE / 'config').glob('*.py')}
+    assert {n for n in named if n.startswith('config/') or n in {p.name for p in HERE.glob('*.py')}} <= local
+    assert {p.name for p in HERE.glob('*.py')} <= named
+    for command in re.findall(r'^(?:python|torchrun \S+) (\S+\.py)', text, re.M):
+        assert (HERE / command).exists(), command
+
+
+if __name__ == '__main__':
+    sys.exit(pytest.main([__file__, '-q', *sys.argv[1:]]))
