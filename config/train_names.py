@@ -1,4 +1,6 @@
-# Names, one a document (makemore's names.txt): a model of 0.2M parameters that makes up new ones in about a minute.
+# Names, one a document (makemore's names.txt): a model of 0.2M parameters that makes up new ones.
+# 20 epochs. measured: validation loss 1.838 after 1 min 56 s on two CPU cores; its first names: alexander, matsaly,
+# yvangel, maryah.
 dataset = 'names'
 tokenizer = 'char'
 block_size = 32
