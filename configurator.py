@@ -15,10 +15,16 @@ the knobs so far, so it can compute with them; names in CAPITALS or with a leadi
 import difflib
 import hashlib
 import json
+import multiprocessing
 import os
 import re
+import signal
 import sys
+import threading
 import types
+from collections import deque
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain, islice
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
 
@@ -227,3 +233,47 @@ def print_help(spaces, knobs):
             elif 'configure(' in line:
                 break
         print()
+
+# -----------------------------------------------------------------------------
+# all cores: what a script does with many pieces of text
+
+SMALL = 2           # as many items do not pay for processes
+# a fork shares what is already imported; where it is missing (Windows) or unsafe (macOS) a new Python starts
+START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
+
+
+def parallel_map(function, items, workers):
+    """
+    map(function, items) in order, in other processes, with at most a few items under way, so that a long input is
+    never in memory as a whole. Up to SMALL items are done here: a small job does not pay for processes.
+    """
+    items = iter(items)
+    first = list(islice(items, SMALL + 1 if workers > 1 else 0))
+    if len(first) <= SMALL:
+        yield from map(function, chain(first, items))
+        return
+    with ProcessPoolExecutor(min(workers, 61), multiprocessing.get_context(START_METHOD), set_work, (function,)) as pool:
+        waiting = deque()
+        for item in chain(first, items):
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > workers + 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def set_work(function):
+    """Runs once in each new process: the function (which may hold a whole tokenizer) travels once, not per item."""
+    global work_function
+    work_function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is the parent's to handle
+    # a worker does not end by itself when its parent is killed
+    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+
+
+def work(item):
+    return work_function(item)
+
+
+def default_workers():
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

@@ -27,11 +27,12 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import regex
 from tqdm import tqdm
 
-from configurator import UserError, configure, file_sha256, launch, read_json
-from tokenizer import (END_OF_TEXT, PATTERNS, PIECE, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size,
-                       count_words, default_workers, load_tokenizer, merge_words, parallel_map, read_pieces)
+from configurator import UserError, configure, default_workers, file_sha256, launch, parallel_map, read_json
+from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
+                       check_vocab_size, count_words, load_tokenizer, merge_words, read_blocks)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
@@ -195,8 +196,8 @@ def open_file(path):
 
 def documents(files, separator, skip_undecodable=False):
     """
-    Yields (text, ends): the documents of the files in order, long ones in parts of about PIECE characters; `ends` says
-    that the document is over. Raises UserError for a file that can not be read as text.
+    Yields (text, ends): the documents of the files in order as UTF-8 bytes, long ones in parts of about BLOCK bytes;
+    `ends` says that the document is over. Raises UserError for a file that can not be read as text.
     """
     for path in files:
         name = path.name.lower()
@@ -210,17 +211,19 @@ def documents(files, separator, skip_undecodable=False):
                         if line.strip():
                             yield json_text(line, path, i), True
             elif skip_undecodable:
+                text = path.read_bytes()
                 try:
-                    yield path.read_bytes().decode('utf-8'), True
+                    text.decode()
                 except UnicodeDecodeError:
                     continue
+                yield text, True
             else:
                 with open_file(path) as f:
-                    rest = ''
-                    for piece in read_pieces(f, path, [separator]):
+                    rest = b''
+                    for block in read_blocks(f, path, [separator]):
                         if rest:
                             yield rest, False
-                        *whole, rest = piece.split(separator)
+                        *whole, rest = block.split(separator.encode())
                         for text in whole:
                             yield text, True
                     yield rest, True
@@ -236,9 +239,7 @@ def documents(files, separator, skip_undecodable=False):
 
 def json_text(line, path, number):
     try:
-        text = json.loads(line)[text_field]
-        text.encode()
-        return text
+        return json.loads(line)[text_field].encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise UserError(f'{path}, line {number}: no text under {text_field!r} ({type(e).__name__}); '
                         f'name the field with --text_field=')
@@ -254,7 +255,7 @@ def parquet_texts(path):
             for text in batch.column(0).to_pylist():
                 if text is not None and not isinstance(text, str):
                     raise ValueError(f'{text_field} holds no text')
-                yield text or ''
+                yield (text or '').encode()
     except (pyarrow.ArrowException, IndexError, ValueError) as e:
         raise UserError(f'can not read {path}: {e}; name the column with --text_field=')
 
@@ -263,7 +264,7 @@ def parquet_texts(path):
 
 def document_hash(text):
     """A number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big') / 2 ** 64
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), 'big') / 2 ** 64
 
 
 def without_blank(docs):
@@ -282,7 +283,7 @@ def survey(docs, val_fraction):
     """
     count, chars, lowest, start = 0, 0, 1.0, True
     for text, ends in docs:
-        chars += len(text)
+        chars += len(text.decode())
         if start and text:
             lowest = min(lowest, document_hash(text))
         start = ends
@@ -301,11 +302,12 @@ def split_documents(docs, threshold, cut):
     start, seen, split = True, 0, 'train'
     for text, ends in docs:
         if cut:         # by position: a part that crosses it is cut in two
+            text = text.decode()
             left, seen = text[:max(cut - seen, 0)], seen + len(text)
             if left:
-                yield 'train', left, ends and len(left) == len(text)
+                yield 'train', left.encode(), ends and len(left) == len(text)
             if len(left) < len(text) or not text:
-                yield 'val' if seen >= cut else 'train', text[len(left):], ends
+                yield 'val' if seen >= cut else 'train', text[len(left):].encode(), ends
         else:
             if start:
                 split = 'val' if document_hash(text) < threshold else 'train'
@@ -314,12 +316,12 @@ def split_documents(docs, threshold, cut):
 
 
 def in_batches(labelled):
-    """Groups (split, text, ends) into lists of about PIECE characters."""
+    """Groups (split, text, ends) into lists of about BLOCK bytes."""
     batch, size = [], 0
     for item in labelled:
         batch.append(item)
         size += len(item[1])
-        if size >= PIECE:
+        if size >= BLOCK:
             yield batch
             batch, size = [], 0
     if batch:
@@ -329,45 +331,42 @@ def in_batches(labelled):
 # tokens
 
 class count_batch:
-    """A picklable function: batch -> Counter of the words (or of the characters) in it, for training a tokenizer."""
+    """A picklable function: batch -> the Counter of its words or characters; for BPE what add_counts adds up."""
 
     def __init__(self, tokenizer):
-        self.chars = tokenizer == 'char'
-        self.count = count_words(WordTokenizer.pattern_text if tokenizer == 'word' else PATTERNS[pattern])
+        self.count = count_words(pattern) if tokenizer == 'bpe' else None
+        self.split = None if tokenizer == 'char' else 'train'           # the alphabet is that of all the data
+        self.findall = regex.compile(WordTokenizer.pattern_text).findall if tokenizer == 'word' else list
 
     def __call__(self, batch):
-        counts = Counter()
-        for split, text, _ in batch:
-            if self.chars:              # the alphabet is that of all the data
-                counts.update(text)
-            elif split == 'train':
-                counts.update(self.count(text))
-        return counts
+        batch = [(text, ends) for split, text, ends in batch if split == self.split or not self.split]
+        if self.count:
+            return self.count(join_documents(batch))
+        return Counter(word for text, _ in batch for word in self.findall(text.decode()))
+
+
+def join_documents(batch):
+    """[(text, ends)] -> the texts in one, with the byte 0xff, which UTF-8 never has, at the end of each document"""
+    return b''.join([text + b'\xff' * ends for text, ends in batch])
 
 
 class encode_batch:
     """A picklable function: batch -> {split: (ids, documents, bytes, bytes in unknown words, a text to compress)}"""
 
-    def __init__(self, tok, dtype):
-        self.tok, self.dtype = tok, dtype
+    def __init__(self, tok):
+        self.tok, self.unknown = tok, getattr(tok, 'unknown', None)
+        self.size = np.array([len(tok.vocab.get(i, b'')) for i in range(tok.vocab_size)])
 
     def __call__(self, batch):
-        tok, out = self.tok, {}
-        unknown = getattr(tok, 'unknown', None)
-        for split, text, ends in batch:
-            ids = tok.encode_ordinary(text)
-            size = len(text.encode())
-            lost = size - sum(len(tok.vocab[i]) for i in ids if i != unknown) if unknown in ids else 0
-            if ends:
-                ids.append(tok.eot)
-            got = out.setdefault(split, [[], 0, 0, 0, []])
-            got[0].append(np.array(ids, dtype=self.dtype))      # raises if an id does not fit
-            got[1] += ends
-            got[2] += size
-            got[3] += lost
-            if split == 'val':
-                got[4].append(text)
-        return {split: (np.concatenate(a), d, b, u, ''.join(t)) for split, (a, d, b, u, t) in out.items()}
+        out = {}
+        for which in ('train', 'val'):
+            part = [(text, ends) for split, text, ends in batch if split == which]
+            ids = self.tok.encode_bytes(join_documents(part), self.tok.eot)
+            docs, size, lost = sum(ends for _, ends in part), sum(len(text) for text, _ in part), 0
+            if self.unknown in ids:
+                lost = size - int(self.size[ids[(ids != self.unknown) & (ids != self.tok.eot)]].sum())
+            out[which] = ids, docs, size, lost, b''.join(text for text, _ in part) if which == 'val' else b''
+        return out
 
 
 class ShardWriter:
@@ -547,9 +546,13 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
 
     counts = None
     if tokenizer in ('bpe', 'word', 'char'):
-        counts, t = Counter(), time.perf_counter()
-        for c in parallel_map(count_batch(tokenizer), in_batches(labelled()), n_workers):
-            counts.update(c)
+        t, counts = time.perf_counter(), Counter()
+        counted = parallel_map(count_batch(tokenizer), in_batches(labelled()), n_workers)
+        if tokenizer == 'bpe':
+            counts = add_counts(counted, pattern)
+        else:
+            for c in counted:
+                counts.update(c)
         watch['pre-tokenizing'] = time.perf_counter() - t - watch.get('reading', 0)
     read_once, t = watch.get('reading', 0), time.perf_counter()
     with tqdm(total=vocab_size - 257, desc='merging', unit=' merges', disable=None, leave=False) as bar:
@@ -566,13 +569,13 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     dtype = token_dtype(tok.vocab_size)
     writers = {split: ShardWriter(partial, split, dtype, shard_tokens) for split in ('train', 'val')}
     total = {split: Counter() for split in writers}
-    val_text = ''
+    val_text = b''
     with tqdm(total=files_bytes, desc='encoding', unit='B', unit_scale=True, disable=None, leave=False) as bar:
-        for out in parallel_map(encode_batch(tok, dtype), in_batches(labelled()), n_workers):
+        for out in parallel_map(encode_batch(tok), in_batches(labelled()), n_workers):
             for split, (ids, docs, size, unknown, text) in out.items():
                 writers[split].write(ids)
                 total[split].update(documents=docs, bytes=size, unknown_bytes=unknown)
-                val_text += text if len(val_text) < 1 << 20 else ''
+                val_text += text if len(val_text) < 1 << 20 else b''
                 bar.update(size)
     meta = dict(dataset=data_name(dataset), **settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=dtype, eot=tok.eot)
     for split, writer in writers.items():
@@ -581,9 +584,8 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
             raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
         meta[split] = dict(total[split], tokens=writer.tokens, shards=writer.shards)
     # what a general compressor needs for the same text, to print beside the model's bits per byte
-    raw = val_text.encode()
-    meta['val']['gzip_bpb'] = 8 * len(gzip.compress(raw, 9)) / len(raw)
-    meta['val']['xz_bpb'] = 8 * len(lzma.compress(raw, preset=9)) / len(raw)
+    meta['val']['gzip_bpb'] = 8 * len(gzip.compress(val_text, 9)) / len(val_text)
+    meta['val']['xz_bpb'] = 8 * len(lzma.compress(val_text, preset=9)) / len(val_text)
     tok.save(partial / 'tokenizer.json')
     meta['tokenizer_sha256'] = file_sha256(partial / 'tokenizer.json')
     (partial / 'meta.json').write_text(json.dumps(meta, indent=1), encoding='utf-8')

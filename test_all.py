@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -99,12 +100,15 @@ def write_corpus(path='corpus.txt', documents=30):
     return path
 
 
+# every character that this Python knows: the newest ones are letters to one library and nothing to another
+CHARS = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ('Cn', 'Cs')]
+
+
 def random_text(rng, n=200):
     """Text that is hard on tokenizers: scripts, white space, contractions, digits, emoji, controls."""
     bits = ['hello', ' world', " don't", "'LL", "'s", "'", '  ', '\n', '\n\n ', '\t', '\r\n', '123', '4567', 'é', ' déjà', '你好', 'мир',
             ' العربية', '🙂', '👩‍👩‍👧', 'e\u0301', '\u3000', '\xa0', '\x00', '\x1c', '!?', '...', ' (', '_', '<|', 'ſ', "'ſ", 'K']
-    return ''.join(rng.choice(bits) if rng.random() < 0.9 else chr(rng.choice([rng.randrange(0xd800), rng.randrange(0xe000, 0x110000)]))
-                   for _ in range(n))
+    return ''.join(rng.choice(bits) if rng.random() < 0.9 else rng.choice([rng.choice(CHARS), rng.choice(CHARS[:60000])]) for _ in range(n))
 
 
 def tiny(**kw):
@@ -238,8 +242,8 @@ def test_training_equals_brute_force_on_corpora_full_of_ties():
 
 @pytest.mark.parametrize('workers', [1, 2, 3, 4])
 def test_training_gives_the_same_merges_for_any_number_of_workers(workers, monkeypatch):
-    monkeypatch.setattr(tokenizer_module, 'PIECE', 3000)
-    monkeypatch.setattr(tokenizer_module, 'SMALL', 1)
+    monkeypatch.setattr(tokenizer_module, 'BLOCK', 3000)
+    monkeypatch.setattr(configurator, 'SMALL', 1)
     write_corpus()
     text = Path('corpus.txt').read_text(encoding='utf-8')
     vocab, merges = train_bpe('corpus.txt', 400, [END_OF_TEXT], workers=workers)
@@ -259,15 +263,15 @@ def test_text_is_cut_only_where_no_token_can_cross(monkeypatch):
     specials = ['<|a|>', '<|a b|>', 'l', 'll', END_OF_TEXT]
     toks = [Tokenizer(*train_bpe([HERE / 'tokenizer.py'], 500, specials), specials, p) for p in PATTERNS]
     for size in (1, 7, 40, 300):
-        monkeypatch.setattr(tokenizer_module, 'PIECE', size)
+        monkeypatch.setattr(tokenizer_module, 'BLOCK', size)
         for _ in range(20):
             text = ''.join(rng.choice([random_text(rng, 8), rng.choice(specials), ' plain words\nand lines ']) for _ in range(12))
             Path('t.txt').write_bytes(text.encode())
             with open('t.txt', 'rb') as f:
-                pieces = list(tokenizer_module.read_pieces(f, 't.txt', specials))
-            assert ''.join(pieces) == text
+                pieces = list(tokenizer_module.read_blocks(f, 't.txt', specials))
+            assert b''.join(pieces) == text.encode()
             for tok in toks:
-                assert list(itertools.chain(*map(tok.encode, pieces))) == tok.encode(text)
+                assert [i for piece in pieces for i in tok.encode(piece.decode())] == tok.encode(text)
 
 
 @pytest.fixture(scope='module', params=['gpt2', 'gpt4'])
@@ -296,8 +300,47 @@ def test_encoding_equals_tiktoken_and_the_plain_form(trained):
     assert trained.encode_ordinary(OURS) == reference.encode_ordinary(OURS)
 
 
+def same_in_arrays(tok, texts):
+    """Are the ids of many short texts those of tiktoken, when they are encoded in one go, as a long text is?"""
+    eot, reference = tok.eot, as_tiktoken(tok)
+    ids = tok.encode_bytes(b'\xff'.join(text.encode() for text in texts), eot).tolist()
+    return ids == [*itertools.chain.from_iterable([*reference.encode_ordinary(text), eot] for text in texts)][:-1]
+
+
+@pytest.mark.parametrize('window', [1 << 17, 61])
+def test_arrays_give_the_ids_of_tiktoken(trained, window, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, 'WINDOW', window)
+    monkeypatch.setattr(tokenizer_module, 'BATCH', 200)
+    rng = random.Random(12)
+    trained.forget()
+    assert same_in_arrays(trained, [random_text(rng, rng.randrange(40)) for _ in range(4000 if window > 100 else 400)])
+    monkeypatch.setattr(tokenizer_module, 'MAX_PIECES', 50)         # the table starts anew all the time
+    assert same_in_arrays(trained, [random_text(rng, rng.randrange(40)) for _ in range(100)])
+    trained.forget()
+
+
+def test_every_character_and_every_two_bytes_that_decode(trained):
+    assert same_in_arrays(trained, [''.join(CHARS[i:i + 8]) for i in range(0, len(CHARS), 8)])
+    assert same_in_arrays(trained, ['a' + c + ' b' for c in CHARS[:12000]])
+    two = [bytes([a, b]).decode(errors='ignore') for a in range(256) for b in range(256)]
+    assert same_in_arrays(trained, [text for text in two if len(text.encode()) == 2])
+
+
+@pytest.mark.parametrize('pattern', PATTERNS)
+def test_pieces_are_cut_where_the_pattern_cuts_whatever_stands_around(pattern):
+    findall, one_word = tokenizer_module.regex.compile(PATTERNS[pattern]).findall, tokenizer_module.ONE_WORD[pattern]
+    texts = [''.join(t) for n in (1, 2, 3, 4) for t in itertools.product("as7!' \t\n\u3000é", repeat=n)]
+    raw = b'\xff'.join(text.encode() for text in texts)
+    begins = tokenizer_module.cuts(raw, pattern).tolist()
+    pieces = [raw[i:j] for i, j in zip(begins, [*begins[1:], len(raw)])]
+    words = [findall(piece.decode()) if piece != b'\xff' else [None] for piece in pieces]
+    assert [*itertools.chain.from_iterable(words)] == [*itertools.chain.from_iterable([*findall(t), None] for t in texts)][:-1]
+    kinds = np.maximum.reduceat(tokenizer_module.classes(raw), begins)
+    assert all(len(w) == 1 for w, kind in zip(words, kinds) if kind <= one_word)
+
+
 def test_long_words_take_the_same_merges(trained):
-    for word in ('a' * 300, 'ab' * 200, ''.join(random.Random(3).choice('etaoin') for _ in range(400)), ' ' * 333, '🙂' * 99):
+    for word in ('a' * 300, 'ab' * 200, 'x' * 9000, ' ' * 9000, ''.join(random.Random(3).choice('etaoin') for _ in range(400)), ' ' * 333, '🙂' * 99):
         ids = trained.encode_ordinary(word)
         assert ids == as_tiktoken(trained).encode_ordinary(word)
 
@@ -309,26 +352,14 @@ def test_any_text_comes_back(text):
     assert tok.decode(tok.encode_ordinary(text)) == text and tok.encode_ordinary(text) == list(text.encode())
 
 
-def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained):
+def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained, monkeypatch):
     rng = random.Random(4)
-    for _ in range(150):
+    for size in [1, 2, 5, 30, 200] * 30:
+        monkeypatch.setattr(tokenizer_module, 'STREAM', size)
         text = ''.join(rng.choice([random_text(rng, 6), END_OF_TEXT, END_OF_TEXT[:5], '<|pad|>', '  \n ', " it's "]) for _ in range(8))
-        text *= rng.choice([1, 1, 400])     # short ones stay in the buffer, long ones pass through it
         cuts = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(12)))
         chunks = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
         assert list(trained.encode_iterable(chunks)) == trained.encode(text)
-
-
-def test_what_is_decided_can_not_change(trained):
-    bare = Tokenizer({i: b for i, b in trained.vocab.items() if i not in trained.special_ids.values()}, trained.merges, None,
-                     trained.pattern_name)
-    rng = random.Random(6)
-    for _ in range(300):
-        text, more = (''.join(rng.choice([random_text(rng, 3), END_OF_TEXT, END_OF_TEXT[:4], '\n', ' ', "'", 's'])
-                              for _ in range(6)) for _ in range(2))
-        for tok in (trained, bare):
-            ids, end = tok.encode_decided(text)
-            assert tok.encode(text + more)[:len(ids)] == ids
 
 
 def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
@@ -395,7 +426,7 @@ def test_text_that_is_not_utf8_is_named_with_the_place(monkeypatch):
     for at in (0, 5, 2999):
         Path('bad.txt').write_bytes(b'x' * at + b'\xff' + b'y' * 3000)
         for size in (1 << 20, 7):
-            monkeypatch.setattr(tokenizer_module, 'PIECE', size)
+            monkeypatch.setattr(tokenizer_module, 'BLOCK', size)
             with pytest.raises(UserError, match=f'bad.txt is not UTF-8: byte {at} '):
                 train_bpe('bad.txt', 300)
     Path('bad.txt').write_bytes('abcdé'.encode()[:-1])
@@ -456,8 +487,8 @@ def test_a_single_text_is_split_by_position_as_nanogpt_does():
 
 def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     zstd = pytest.importorskip('compression.zstd' if sys.version_info >= (3, 14) else 'backports.zstd')
-    monkeypatch.setattr(tokenizer_module, 'PIECE', 4096)
-    monkeypatch.setattr(tokenizer_module, 'SMALL', 1)
+    monkeypatch.setattr(tokenizer_module, 'BLOCK', 4096)
+    monkeypatch.setattr(configurator, 'SMALL', 1)
     texts = [t for t in OURS.split('\n\n') if t.strip()]
     raw = END_OF_TEXT.join(texts).encode()
     lines = ''.join(json.dumps({'body': t, 'n': 1}) + '\n' for t in texts).encode()
@@ -527,8 +558,7 @@ def test_the_standard_library_is_one_document_per_file_without_tests_and_tables(
 def test_ids_that_do_not_fit_raise_and_large_vocabularies_take_four_bytes():
     assert prepare_module.token_dtype(1 << 16) == '<u2' and prepare_module.token_dtype((1 << 16) + 1) == '<u4'
     tok = Tokenizer({**{i: bytes([i]) for i in range(256)}, 70000: b'ab'}, [(b'a', b'b')], [END_OF_TEXT])
-    with pytest.raises(OverflowError):
-        prepare_module.encode_batch(tok, '<u2')([('train', 'ab', True)])
+    assert prepare_module.encode_batch(tok)([('train', b'xab', True)])['train'][0].tolist() == [120, 70000, tok.eot]
 
 
 def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
@@ -1138,8 +1168,8 @@ def test_without_fork_a_new_python_does_the_work():
     Path('spawn.py').write_text(f'''
 import sys
 sys.path.insert(0, {str(HERE)!r})
-import tokenizer
-tokenizer.PIECE, tokenizer.SMALL, tokenizer.START_METHOD = 2000, 1, 'spawn'     # as on Windows and macOS
+import configurator, tokenizer
+tokenizer.BLOCK, configurator.SMALL, configurator.START_METHOD = 2000, 1, 'spawn'     # as on Windows and macOS
 if __name__ == '__main__':
     print(len(tokenizer.train_bpe('corpus.txt', 300, workers=2)[1]))
 ''')
