@@ -5,6 +5,7 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset=names --tokenizer=char
     python prepare.py --dataset=tinystories --vocab_size=10000
     python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, also .gz .xz .zst) or a folder
+    python prepare.py --compare=data/names-bpe4096/tokenizer.json      # and what a tokenizer of other text loses on it
 
 It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16), meta.json and
 tokenizer.json, and ends with a summary. train.py calls it by itself when the data it wants is missing.
@@ -24,6 +25,8 @@ import urllib.error
 import urllib.request
 import zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +47,7 @@ separator = END_OF_TEXT     # stands between the documents of a text file; \\n: 
 text_field = 'text'         # the field of a .jsonl line (or the column of a .parquet file) that holds the text
 shard_tokens = 100_000_000  # tokens per .bin file
 workers = 0                 # processes; 0: one per core
+compare = ''                # the tokenizer.json of another data folder to compare with
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
@@ -72,6 +76,7 @@ GPT2_FILES = {  # url: sha256
         '1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5',
 }
 DOWNLOADS = Path('data/downloads')
+SAMPLE = 1 << 20    # bytes of each split that the summary looks at
 
 # -----------------------------------------------------------------------------
 # where the text comes from
@@ -327,6 +332,28 @@ def in_batches(labelled):
     if batch:
         yield batch
 
+
+def keep_sample(batches, sample):
+    """Passes batches through; from the first ones puts SAMPLE bytes of each split, or some more, into `sample`."""
+    size = dict.fromkeys(sample, 0)
+    for batch in batches:
+        for split in [split for split in size if size[split] < SAMPLE]:
+            part = [item for item in batch if item[0] == split]
+            sample[split] += part
+            size[split] += sum(len(text) for _, text, _ in part)
+        yield batch
+
+
+def beginning(items, size):
+    """The first `size` bytes of a list of (split, text, ends)."""
+    out = []
+    for split, text, ends in items:
+        if size <= 0:
+            break
+        out.append((split, text[:size].decode(errors='ignore').encode(), ends))
+        size -= len(text)
+    return out
+
 # -----------------------------------------------------------------------------
 # tokens
 
@@ -336,13 +363,13 @@ class count_batch:
     def __init__(self, tokenizer):
         self.count = count_words(pattern) if tokenizer == 'bpe' else None
         self.split = None if tokenizer == 'char' else 'train'           # the alphabet is that of all the data
-        self.findall = regex.compile(WordTokenizer.pattern_text).findall if tokenizer == 'word' else list
+        self.findall = regex.compile(WordTokenizer.pattern_text).findall if tokenizer == 'word' else str
 
     def __call__(self, batch):
         batch = [(text, ends) for split, text, ends in batch if split == self.split or not self.split]
         if self.count:
             return self.count(join_documents(batch))
-        return Counter(word for text, _ in batch for word in self.findall(text.decode()))
+        return Counter(chain.from_iterable(self.findall(text.decode()) for text, _ in batch))
 
 
 def join_documents(batch):
@@ -351,7 +378,7 @@ def join_documents(batch):
 
 
 class encode_batch:
-    """A picklable function: batch -> {split: (ids, documents, bytes, bytes in unknown words, a text to compress)}"""
+    """A picklable function: batch -> {split: (ids, documents, bytes, bytes in unknown words, the distinct ids)}"""
 
     def __init__(self, tok):
         self.tok, self.unknown = tok, getattr(tok, 'unknown', None)
@@ -363,9 +390,10 @@ class encode_batch:
             part = [(text, ends) for split, text, ends in batch if split == which]
             ids = self.tok.encode_bytes(join_documents(part), self.tok.eot)
             docs, size, lost = sum(ends for _, ends in part), sum(len(text) for text, _ in part), 0
-            if self.unknown in ids:
+            if self.unknown is not None and self.unknown in ids:
                 lost = size - int(self.size[ids[(ids != self.unknown) & (ids != self.tok.eot)]].sum())
-            out[which] = ids, docs, size, lost, b''.join(text for text, _ in part) if which == 'val' else b''
+            distinct = np.flatnonzero(np.bincount(ids))     # np.unique takes eight times as long
+            out[which] = ids, docs, size, lost, distinct
         return out
 
 
@@ -480,9 +508,13 @@ def make_tokenizer(kind, vocab_size, counts, progress):
         return WordTokenizer.train(counts, vocab_size)
     if kind == 'bpe':
         return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT], progress), [END_OF_TEXT], pattern)
-    tok = load_tokenizer(kind)
+    return open_tokenizer(kind)
+
+
+def open_tokenizer(path):
+    tok = load_tokenizer(path)
     if tok.eot is None:
-        raise UserError(f'{kind} has no {END_OF_TEXT} token, which ends a document here; add it to the file')
+        raise UserError(f'{path} has no {END_OF_TEXT} token, which ends a document here; add it to the file')
     return tok
 
 # -----------------------------------------------------------------------------
@@ -568,30 +600,36 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
         raise UserError(f'can not write to {partial.parent}: {e.strerror}; free or move it and run this again')
     dtype = token_dtype(tok.vocab_size)
     writers = {split: ShardWriter(partial, split, dtype, shard_tokens) for split in ('train', 'val')}
-    total = {split: Counter() for split in writers}
-    val_text = b''
+    total, sample = {split: Counter() for split in writers}, {split: [] for split in writers}
+    seen = {split: np.zeros(tok.vocab_size, bool) for split in writers}
     with tqdm(total=files_bytes, desc='encoding', unit='B', unit_scale=True, disable=None, leave=False) as bar:
-        for out in parallel_map(encode_batch(tok), in_batches(labelled()), n_workers):
-            for split, (ids, docs, size, unknown, text) in out.items():
+        for out in parallel_map(encode_batch(tok), keep_sample(in_batches(labelled()), sample), n_workers):
+            for split, (ids, docs, size, unknown, distinct) in out.items():
                 writers[split].write(ids)
                 total[split].update(documents=docs, bytes=size, unknown_bytes=unknown)
-                val_text += text if len(val_text) < 1 << 20 else b''
+                seen[split][distinct] = True
                 bar.update(size)
     meta = dict(dataset=data_name(dataset), **settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=dtype, eot=tok.eot)
     for split, writer in writers.items():
         writer.close()
         if not writer.tokens:
             raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
-        meta[split] = dict(total[split], tokens=writer.tokens, shards=writer.shards)
-    # what a general compressor needs for the same text, to print beside the model's bits per byte
-    meta['val']['gzip_bpb'] = 8 * len(gzip.compress(val_text, 9)) / len(val_text)
-    meta['val']['xz_bpb'] = 8 * len(lzma.compress(val_text, preset=9)) / len(val_text)
+        used = int(seen[split][[*ordinary(tok)]].sum())
+        meta[split] = dict(total[split], tokens=writer.tokens, used=used, shards=writer.shards)
+    encoded = time.perf_counter()
+    val_text = b''.join(text for _, text, _ in sample['val'])
+    with ThreadPoolExecutor(1) as beside:       # xz takes as long as all the rest of the summary
+        xz = beside.submit(lzma.compress, val_text, preset=9)
+        # what a general compressor needs for the same text, to print beside the model's bits per byte
+        meta['val']['gzip_bpb'] = 8 * len(gzip.compress(val_text, 9)) / len(val_text)
+        kinds = four_kinds(tok, sample, vocab_size)
+        meta['val']['xz_bpb'] = 8 * len(xz.result()) / len(val_text)
     tok.save(partial / 'tokenizer.json')
     meta['tokenizer_sha256'] = file_sha256(partial / 'tokenizer.json')
     (partial / 'meta.json').write_text(json.dumps(meta, indent=1), encoding='utf-8')
     os.replace(partial, folder)
-    watch['encoding'] = time.perf_counter() - t - (watch['reading'] - read_once)
-    print_summary(folder, meta, tok, watch, time.perf_counter() - start)
+    watch['encoding'] = encoded - t - (watch['reading'] - read_once)
+    print_summary(folder, meta, tok, watch, time.perf_counter() - start, encoded - t, *kinds)
     return folder
 
 
@@ -604,10 +642,26 @@ def check_same(folder, settings):
                             f'train on it as it is with --dataset={folder}')
 
 
-def print_summary(folder, meta, tok, watch, seconds):
+# -----------------------------------------------------------------------------
+# the summary
+
+def ordinary(tok):
+    """The vocabulary without special tokens and <unk>."""
+    special = {*tok.special_ids.values(), getattr(tok, 'unknown', None)}
+    return {i: b for i, b in tok.vocab.items() if i not in special}
+
+
+def shown(token):
+    """A token between quotes; what is no whole character becomes U+FFFD, a long token is cut: 'xxxx...' (99 bytes)"""
+    text = repr(token.decode(errors='replace'))
+    return text if len(text) <= 32 else f"{text[:16]}...' ({len(token)} bytes)"
+
+
+def print_summary(folder, meta, tok, watch, seconds, encoding, tried_on, kinds):
+    """encoding: the seconds of the pass that encodes, with its reading; tried_on, kinds: what four_kinds returns"""
     for split in ('train', 'val'):
         m = meta[split]
-        print(f'{split:5} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
+        print(f'{split:14} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
               f'{m["bytes"] / m["tokens"]:.2f} bytes per token'
               + (f' | {m["unknown_bytes"] / m["bytes"]:.2%} of the bytes unknown' if m['unknown_bytes'] else ''))
     size = meta['train']['bytes'] + meta['val']['bytes']
@@ -615,9 +669,84 @@ def print_summary(folder, meta, tok, watch, seconds):
         rate = '' if phase == 'merging' else f' | {size / 1e6 / max(s, 1e-9):.1f} MB/s'
         print(f'{phase:14} | {s:.2f} s{rate}')
     print(f'{"all":14} | {seconds:.2f} s | {size / 1e6 / seconds:.1f} MB/s' + peak_memory())
-    longest = sorted((b for i, b in tok.vocab.items() if i not in tok.special_ids.values()), key=len)[-5:]
-    print('longest tokens | ' + ' '.join(repr(b.decode('utf-8', 'replace')) for b in reversed(longest)))
+    vocab, hours = ordinary(tok), 825e9 / size * encoding / 3600
+    print(f'The Pile       | 825 GB would take {hours:,.1f} hours to read and encode on this machine'
+          + ('; a long text goes faster' if size < 1e8 else ''))
+    foreign, n = sum(not b.isascii() for b in vocab.values()), max(len(vocab), 1)
+    print(f'vocabulary     | {len(vocab):,} tokens and {len(tok.vocab) - len(vocab)} special | '
+          f'{foreign / n:.1%} not ASCII | {meta["train"]["used"] / n:.1%} used in train')
+    print('longest tokens | ' + ' '.join(map(shown, sorted(vocab.values(), key=len)[:-6:-1])))
+    if merges := getattr(tok, 'merges', ()):
+        print('last merges    | ' + ', '.join(f'{shown(a)} + {shown(b)}' for a, b in merges[-5:]))
+    print(f'side by side   | {tried_on}')
+    for kind, tokens, rate, lost in kinds:
+        print(f'{kind:14} | {tokens:7,} tokens | {rate:.2f} bytes per token | {lost:7.2%} of the bytes unknown')
     print(f'wrote {folder}: train on it with `python train.py --dataset={folder}`')
+
+
+def measure(tok, items):
+    """-> (bytes per token, share of the bytes in unknown words) of [('val', text, ends)]; an end counts as a token"""
+    ids, _, size, lost, _ = encode_batch(tok)(items)['val']
+    return size / max(len(ids), 1), lost / max(size, 1)
+
+
+def kind_of(tok):
+    if isinstance(tok, WordTokenizer):
+        return 'char' if isinstance(tok, CharTokenizer) else 'word'
+    return 'bpe' if tok.merges else 'byte'
+
+
+def four_kinds(tok, sample, vocab_size):
+    """
+    The kinds of tokenizers side by side on the beginning of the validation split: the one at hand, and of char, word
+    and byte the others. Those learn from the beginning of the training split, which costs little; word gets as many
+    tokens as BPE. -> (what they were tried on, [(kind, tokens, bytes per token, share of the bytes in unknown words)])
+    """
+    train, val = beginning(sample['train'], SAMPLE), beginning(sample['val'], SAMPLE // 2)
+    at_hand, kinds = kind_of(tok), dict.fromkeys(('char', 'word', 'byte'))
+    kinds[at_hand] = tok
+    for kind in kinds.keys() - {at_hand}:
+        counts = None if kind == 'byte' else count_batch(kind)(train)
+        kinds[kind] = make_tokenizer(kind, tok.vocab_size if at_hand == 'bpe' else max(vocab_size, 3), counts, None)
+    known, tried = (sum(len(text) for _, text, _ in items) / 1e3 for items in (train, val))
+    learned = ' and '.join(kind for kind in ('char', 'word') if kind != at_hand)
+    return (f'the first {tried:,.0f} kB of val; {learned} learned from the first {known:,.0f} kB of train',
+            [(kind, len(one.vocab), *measure(one, val)) for kind, one in kinds.items()])
+
+
+def open_other(path):
+    """Opens a tokenizer to compare with. -> (path, tokenizer, val_sample of its folder, None where that holds none)"""
+    tok, folder = open_tokenizer(path), Path(path).parent
+    there = (folder / 'meta.json').exists() and any(folder.glob('val*.bin'))
+    return path, tok, val_sample(folder, tok) if there else None
+
+
+def val_sample(folder, tok):
+    """[('val', text, ends)]: up to SAMPLE bytes of the validation split of a data folder, without unknown words"""
+    try:
+        shards = Shards(folder, 'val', read_meta(folder))
+        ids = shards.read(0, min(len(shards), SAMPLE))
+        text = tok.decode_bytes(ids[ids != getattr(tok, 'unknown', -1)])[:SAMPLE].decode(errors='ignore')
+    except (ValueError, KeyError, TypeError, IndexError) as e:
+        raise UserError(f'can not read the val shards in {folder} with its tokenizer.json ({e}); make the folder again')
+    *whole, rest = text.split(END_OF_TEXT)
+    return [('val', text.encode(), True) for text in whole] + [('val', rest.encode(), False)]
+
+
+def print_comparison(folder, path, other, other_sample):
+    """What each of two tokenizers loses on the text of the other: bytes per token."""
+    own = load_tokenizer(folder / 'tokenizer.json')
+    print(f'compared       | ours {len(own.vocab):,} tokens | theirs {len(other.vocab):,} tokens, {path}')
+    tok = dict(ours=own, theirs=other)
+    for name, home, guest, sample in (('our val', 'ours', 'theirs', val_sample(folder, own)),
+                                      ('their val', 'theirs', 'ours', other_sample)):
+        if not any(text for _, text, _ in sample or ()):
+            continue        # their folder holds no validation split, or no word of this one is known
+        (best, _), (rate, lost) = measure(tok[home], sample), measure(tok[guest], sample)
+        print(f'{name:14} | {best:.2f} bytes per token with {home} | {rate:.2f} with {guest} | {guest} '
+              f'{"loses" if rate <= best else "gains"} {abs(1 - rate / best):.1%}'
+              + (f' | {lost:.2%} of the bytes unknown' if lost else '')
+              + (f' | without the words unknown to {home}' if kind_of(tok[home]) == 'word' else ''))
 
 
 def peak_memory():
@@ -631,7 +760,10 @@ def peak_memory():
 
 
 def main():
+    other = open_other(compare) if compare else None        # before the work, which may be long
     folder = prepare(dataset, tokenizer, vocab_size)
+    if other:
+        print_comparison(folder, *other)
     print(f'ready: {folder}')
     return folder
 

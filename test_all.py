@@ -6,6 +6,7 @@ sample, bench, and then everything from end to end. A test compares with somethi
 transformers, the plain form, a file on disk) or checks a property that has to hold.
 """
 import gzip
+import hashlib
 import http.server
 import importlib.util
 import itertools
@@ -203,9 +204,10 @@ def test_every_config_file_is_read_by_train(path):
 # tokenizer.py
 
 
-def brute_force(text, num_merges):
+def brute_force(texts, num_merges):
     """BPE training as one would explain it, on characters' bytes, in a dozen lines."""
-    words = Counter(tuple(bytes([b]) for b in w.encode()) for w in tokenizer_module.regex.findall(PATTERNS['gpt2'], text))
+    findall = tokenizer_module.regex.compile(PATTERNS['gpt2']).findall
+    words = Counter(tuple(bytes([b]) for b in w.encode()) for text in texts for w in findall(text))
     merges = []
     while len(merges) < num_merges:
         pairs = Counter()
@@ -235,7 +237,7 @@ def test_training_equals_brute_force_on_corpora_full_of_ties():
         text = tied_corpus(rng)
         Path('c.txt').write_text(text, encoding='utf-8', newline='')
         vocab, merges = train_bpe('c.txt', 256 + 20)
-        want = brute_force(text, len(merges))
+        want = brute_force([text], len(merges))
         assert merges == want == plain_train(text, len(merges))
         assert [vocab[256 + i] for i in range(len(vocab) - 256)] == list(dict.fromkeys(a + b for a, b in want))
 
@@ -247,8 +249,36 @@ def test_training_gives_the_same_merges_for_any_number_of_workers(workers, monke
     write_corpus()
     text = Path('corpus.txt').read_text(encoding='utf-8')
     vocab, merges = train_bpe('corpus.txt', 400, [END_OF_TEXT], workers=workers)
-    assert merges == brute_force(text.replace(END_OF_TEXT, '\x00'), 143)
+    assert merges == brute_force(text.split(END_OF_TEXT), 143)
     assert vocab[399] == END_OF_TEXT.encode() and len(vocab) == 400
+
+
+def test_training_does_not_depend_on_the_order_of_files_or_the_hash_seed():
+    for i, part in enumerate([OURS[:9000], OURS[9000:30000], OURS[30000:]]):
+        Path(f'{i}.txt').write_text(part, encoding='utf-8', newline='')
+    want = train_bpe(['0.txt', '1.txt', '2.txt'], 600)
+    assert train_bpe(['2.txt', '0.txt', '1.txt'], 600) == want
+    code = "from tokenizer import train_bpe; import hashlib; print(hashlib.sha256(repr(train_bpe(['1.txt', '2.txt', '0.txt'], 600)).encode()).hexdigest())"
+    for seed in ('1', '2'):
+        out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'PYTHONHASHSEED': seed, 'PYTHONPATH': str(HERE)})
+        assert out.stdout.strip() == hashlib.sha256(repr(want).encode()).hexdigest(), out.stderr
+
+
+def test_training_equals_brute_force_on_the_standard_library():
+    files = prepare_module.standard_library()[:60]
+    assert train_bpe(files, 256 + 120)[1] == brute_force([f.read_bytes().decode() for f in files], 120)
+
+
+def test_counts_go_beyond_32_bits_and_one_more_decides():
+    counts = {b'xy': 2 ** 40, b'zw': 2 ** 40 + 1, b'xyq': 2 ** 33}
+    assert tokenizer_module.merge_words(counts, 259)[1] == [(b'x', b'y'), (b'z', b'w'), (b'xy', b'q')]
+    assert tokenizer_module.merge_words({b'ab': 2 ** 52, b'cd': 2 ** 52 + 1}, 257)[1] == [(b'c', b'd')]
+
+
+def test_a_small_text_is_trained_on_without_other_processes(monkeypatch):
+    monkeypatch.setattr(configurator, 'ProcessPoolExecutor', None)
+    Path('c.txt').write_text(OURS, encoding='utf-8')
+    assert len(train_bpe('c.txt', 300, workers=4)[1]) == 44
 
 
 def test_no_merge_crosses_a_special_token():
@@ -362,6 +392,34 @@ def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained, mo
         assert list(trained.encode_iterable(chunks)) == trained.encode(text)
 
 
+STREAM = """
+import sys, tracemalloc
+from tokenizer import load_tokenizer
+tok, line = load_tokenizer('t.json'), open('line.txt', encoding='utf-8').read()
+tok.encode(line)
+tracemalloc.start()
+if sys.argv[2] == 'stream':
+    for _ in tok.encode_iterable(line for _ in range(int(sys.argv[1]))):
+        pass
+else:
+    tok.encode(line * int(sys.argv[1]))
+print(tracemalloc.get_traced_memory()[1] / 1e6)
+"""
+
+
+def test_a_stream_is_not_held_in_memory(trained):
+    trained.save('t.json')
+    Path('line.txt').write_text(OURS[:5000], encoding='utf-8')
+
+    def megabytes(lines, how):
+        done = subprocess.run([sys.executable, '-c', STREAM, str(lines), how], capture_output=True, text=True,
+                              env={**os.environ, 'PYTHONPATH': str(HERE)})
+        return float(done.stdout)
+    short, long = megabytes(100, 'stream'), megabytes(1000, 'stream')
+    assert long < short + 1 and long < 16
+    assert megabytes(1000, 'all at once') > 16          # this would have been seen
+
+
 def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
     specials = ['<|a|>', '<|a|><|a|>', '<|a|>b', 'b<|']
     tok = Tokenizer({i: bytes([i]) for i in range(256)}, [], specials)
@@ -369,8 +427,11 @@ def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
     assert [names[i] for i in tok.encode('<|a|><|a|>') + tok.encode('<|a|>b')] == ['<|a|><|a|>', '<|a|>b']
     assert [names.get(i, i) for i in tok.encode('<|a|>b<|a|>')] == ['<|a|>b', '<|a|>']
     rng = random.Random(7)
-    for _ in range(300):
+    longest_first = re.compile('|'.join(map(re.escape, sorted(specials, key=len, reverse=True))))
+    for _ in range(10000):
         text = ''.join(rng.choice(['<|', 'a', '|>', 'b', '<|a|>', '|']) for _ in range(12))
+        found = [names[i] for i in tok.encode(text) if i in names]
+        assert found == longest_first.findall(text)
         assert max(tok.encode_ordinary(text)) < 256 and tok.decode(tok.encode(text)) == text
 
 
@@ -412,6 +473,39 @@ def test_an_unknown_character_or_word_is_unk():
     assert tok.encode('<unk>').count(tok.unknown) == 5      # text does not name it: five characters it never saw
     word = WordTokenizer.train(Counter(['the', 'the', 'cat', ' ', ' ', ' ']), 5)
     assert word.words == [' ', 'the', 'cat'] and word.encode('the dog') == [1, 0, word.unknown]
+
+
+def test_a_tokenizer_that_hugging_face_made_keeps_its_ids():
+    import tokenizers
+    level, theirs = tokenizers.pre_tokenizers.ByteLevel, tokenizers.Tokenizer(tokenizers.models.BPE())
+    theirs.pre_tokenizer, theirs.decoder = level(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    theirs.train_from_iterator([OURS], tokenizers.trainers.BpeTrainer(vocab_size=500, special_tokens=[END_OF_TEXT], show_progress=False,
+                                                                      initial_alphabet=level.alphabet()))
+    theirs.save('theirs.json')
+    tok = Tokenizer.load('theirs.json')
+    assert tok.eot == theirs.token_to_id(END_OF_TEXT) == 0
+    text = OURS[:5000] + END_OF_TEXT + "déjà 你好"
+    assert tok.encode(text) == theirs.encode(text).ids and tok.decode(tok.encode(text)) == text
+
+
+@pytest.mark.parametrize('raw', [b'', b'x', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n', 'é\u2028\x85'.encode()])
+def test_any_file_that_is_utf8_comes_back_byte_by_byte(raw):
+    Path('f.txt').write_bytes(raw)
+    tok = Tokenizer(*train_bpe('f.txt', 260))
+    assert tok.decode_bytes(tok.encode(raw.decode())) == tok.decode_bytes(tok.encode_bytes(raw)) == raw
+
+
+def test_two_bytes_that_are_no_character_decode_to_nothing():
+    """Of the 65,536 pairs of bytes these many are no text: an ASCII byte before or after half a character, or two halves."""
+    def text(a, b):
+        try:
+            return bytes([a, b]).decode()
+        except UnicodeDecodeError:
+            return None
+    pairs = [text(a, b) for a in range(256) for b in range(256)]
+    assert sum(p is not None for p in pairs) == 128 * 128 + 30 * 64      # two ASCII characters, or one of two bytes
+    tok = ByteTokenizer()
+    assert all(tok.decode(tok.encode(p)) == p for p in pairs if p is not None)
 
 
 def test_bytes_are_decoded_together_since_half_a_character_is_none():
@@ -553,6 +647,117 @@ def test_the_standard_library_is_one_document_per_file_without_tests_and_tables(
     names = [p.relative_to(root).as_posix() for p in files]
     assert {'os.py', 'json/decoder.py', 'asyncio/tasks.py'} <= set(names) and names == sorted(names)
     assert not any(re.search(r'(^|/)(test|tests|site-packages|idlelib|encodings|pydoc_data|lib2to3)/', n) for n in names)
+
+
+def rows(text):
+    """The lines `name | value | value` of an output as {name: [values]}"""
+    parts = [[part.strip() for part in line.split(' | ')] for line in text.splitlines() if ' | ' in line]
+    return {name: values for name, *values in parts}
+
+
+def test_the_summary_says_what_can_be_counted_by_hand(capsys):
+    texts = [f'le café {i} ' + 'déjà vu ' * (i % 7 + 1) for i in range(200)]
+    Path('c.txt').write_text(END_OF_TEXT.join(texts), encoding='utf-8')
+    _, meta, ids, tok = prepared('--dataset=c.txt', '--vocab_size=300')
+    out = rows(capsys.readouterr().out)
+    vocab = {i: b for i, b in tok.vocab.items() if i != tok.eot}
+    used = len({*ids['train']} & {*vocab})
+    foreign = sum(max(b) > 127 for b in vocab.values())
+    assert meta['train']['used'] == used < len(vocab)
+    assert out['vocabulary'] == [f'{len(vocab)} tokens and 1 special', f'{foreign / len(vocab):.1%} not ASCII',
+                                 f'{used / len(vocab):.1%} used in train']
+    assert out['last merges'][0].split(', ')[-1] == ' + '.join(repr(b.decode(errors='replace')) for b in tok.merges[-1])
+    assert out['longest tokens'][0].startswith(repr(max(tok.vocab.values(), key=lambda b: len(b) * (b != b'<|endoftext|>')).decode()))
+    # the validation split is smaller than the sample, so the table holds the numbers of the split itself
+    val = [t for t in texts if t in tok.decode(ids['val']).split(END_OF_TEXT)]
+    assert out['bpe'][1] == f'{meta["val"]["bytes"] / meta["val"]["tokens"]:.2f} bytes per token' == out['val'][3]
+    assert out['char'][1] == f'{meta["val"]["bytes"] / (sum(map(len, val)) + len(val)):.2f} bytes per token'
+    words = {w for t in texts if t not in val for w in re.findall(r'\w+|.', t)}
+    n = sum(len(re.findall(r'\w+|.', t)) + 1 for t in val)
+    lost = sum(len(w.encode()) for t in val for w in re.findall(r'\w+|.', t) if w not in words)
+    assert 0 < lost and len(words) < 298
+    assert out['word'][1:] == [f'{meta["val"]["bytes"] / n:.2f} bytes per token', f'{lost / meta["val"]["bytes"]:.2%} of the bytes unknown']
+
+
+SMALL_TEXTS = {'two letters': 'ab', 'two characters': 'é\u3000', 'lines': ''.join(f'a {i}\n' for i in range(300)), 'emoji': '🙂' * 3000,
+               'controls': '\x00\x1b\n' * 99, 'a long word': 'x' * 5000, 'empty documents': 'a<|endoftext|><|endoftext|>b'}
+
+
+@pytest.mark.parametrize('kind', ['bpe', 'char', 'byte', 'word'])
+@pytest.mark.parametrize('name', SMALL_TEXTS)
+def test_the_summary_comes_whatever_the_data(kind, name, capsys):
+    Path('c.txt').write_text(SMALL_TEXTS[name], encoding='utf-8', newline='')
+    args = ['--dataset=c.txt', f'--tokenizer={kind}', '--vocab_size=260', '--val_fraction=0.5', '--separator=' + (r'\n' if name == 'lines' else END_OF_TEXT)]
+    folder, _, _, tok = prepared(*args)
+    got = capsys.readouterr().out
+    got = got[got.index('train  '):]
+    assert {'vocabulary', 'longest tokens', 'The Pile', 'side by side', 'char', 'word', 'byte'} <= rows(got).keys()
+    assert ('bpe' in rows(got)) == ('last merges' in rows(got)) == (kind == 'bpe' and tok.merges != [])
+    assert len(got.splitlines()) <= 18 and max(map(len, got.splitlines())) < 250
+    assert script('prepare', *args, f'--compare={folder}/tokenizer.json').main() == folder
+
+
+def test_two_tokenizers_are_compared_on_the_text_of_both(capsys):
+    Path('a.txt').write_text(END_OF_TEXT.join(f'the cat number {i} sat on the mat. ' * 5 for i in range(100)))
+    Path('b.txt').write_text(END_OF_TEXT.join(f'Straße {i} führt über den Fluß nach Köln. ' * 5 for i in range(100)), encoding='utf-8')
+    folder, meta, ids, tok = prepared('--dataset=a.txt', '--vocab_size=300')
+    other, other_meta, other_ids, other_tok = prepared('--dataset=b.txt', '--vocab_size=320')
+    capsys.readouterr()
+    script('prepare', '--dataset=a.txt', '--vocab_size=300', f'--compare={other}/tokenizer.json').main()
+    text = capsys.readouterr().out
+    out = rows(text)
+    assert [*out] == ['compared', 'our val', 'their val']       # the folder was there: nothing else is said
+
+    def rate(meta, ids, tok, by):
+        return meta['val']['bytes'] / len(by.encode(tok.decode(ids['val'])))
+    ours, theirs = rate(meta, ids, tok, tok), rate(meta, ids, tok, other_tok)
+    assert theirs < ours and out['our val'] == [f'{ours:.2f} bytes per token with ours', f'{theirs:.2f} with theirs',
+                                                f'theirs loses {1 - theirs / ours:.1%}']
+    ours, theirs = rate(other_meta, other_ids, other_tok, tok), rate(other_meta, other_ids, other_tok, other_tok)
+    assert ours < theirs and out['their val'] == [f'{theirs:.2f} bytes per token with theirs', f'{ours:.2f} with ours',
+                                                  f'ours loses {1 - ours / theirs:.1%}']
+    shutil.rmtree(folder)                                       # a new folder prints the same comparison
+    script('prepare', '--dataset=a.txt', '--vocab_size=300', f'--compare={other}/tokenizer.json').main()
+    assert {k: v for k, v in rows(capsys.readouterr().out).items() if k in out} == out
+    shutil.copy(other / 'tokenizer.json', 'alone.json')         # without its text there is one direction
+    script('prepare', '--dataset=a.txt', '--vocab_size=300', '--compare=alone.json').main()
+    assert [*rows(capsys.readouterr().out)] == ['compared', 'our val']
+
+
+@pytest.mark.parametrize('name, text', [('nowhere.json', None), ('data', None), ('empty.json', ''), ('other.json', '{"a": 1}'),
+                                        ('list.json', '[]'), ('binary.json', '\udcff\x00')])
+def test_a_tokenizer_that_can_not_be_compared_is_refused_before_any_work(name, text):
+    write_corpus()
+    Path('data').mkdir()
+    if text is not None:
+        Path(name).write_bytes(text.encode(errors='surrogateescape'))
+    assert name in one_line(launch(HERE / 'prepare.py', '--dataset=corpus.txt', '--vocab_size=300', f'--compare={name}'))
+    assert not [*Path('data').iterdir()]
+
+
+def test_shards_that_are_not_of_the_tokenizer_beside_them_are_refused():
+    write_corpus()
+    folder, *_ = prepared('--dataset=corpus.txt', '--vocab_size=400')
+    ByteTokenizer().save(folder / 'tokenizer.json')
+    for damage in ({}, {'val': {}}, {'val': []}, {'dtype': 'x'}):
+        meta = json.loads((folder / 'meta.json').read_text())
+        (folder / 'meta.json').write_text(json.dumps({**meta, **damage}))
+        with pytest.raises(UserError, match='val shards'):
+            script('prepare', '--dataset=corpus.txt', '--vocab_size=300', f'--compare={folder}/tokenizer.json').main()
+        (folder / 'meta.json').write_text(json.dumps(meta))
+    assert not Path('data/corpus-bpe300').exists()
+
+
+def test_the_sample_of_a_split_is_its_beginning(monkeypatch):
+    monkeypatch.setattr(prepare_module, 'SAMPLE', 100)
+    monkeypatch.setattr(prepare_module, 'BLOCK', 60)
+    items = [('val' if i % 3 == 0 else 'train', 'é'.encode() * 10, i % 2 == 0) for i in range(40)]
+    sample = {'train': [], 'val': []}
+    assert [x for batch in prepare_module.keep_sample(prepare_module.in_batches(items), sample) for x in batch] == items
+    for split, got in sample.items():
+        assert got == [x for x in items if x[0] == split][:len(got)] and 100 <= sum(len(x[1]) for x in got) < 160
+    short = prepare_module.beginning(sample['val'], 51)
+    assert short == sample['val'][:2] + [('val', 'é'.encode() * 5, sample['val'][2][2])]
 
 
 def test_ids_that_do_not_fit_raise_and_large_vocabularies_take_four_bytes():
