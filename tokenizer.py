@@ -109,9 +109,10 @@ def blocks(chunks, size, special_tokens=()):
             if m.start() > sight:
                 break
             cut, after = m.start(), m.end()
-        text = b'' if cut else raw[after:max(after, sight)].decode(errors='ignore')
-        if text and (m := SAFE_CUT.search(text)):
-            cut = after + len(text[:m.start()].encode())
+        if cut < length // 2:
+            text = raw[after:max(after, sight)].decode(errors='ignore')
+            if m := SAFE_CUT.search(text):
+                cut = after + len(text[:m.start()].encode())
         if cut:
             yield raw[:cut]
         waiting, length = [raw[cut:]], length - cut
@@ -589,6 +590,20 @@ class Cache(dict):
         return value
 
 
+class Ragged:
+    """Short arrays, to be put end to end in any order."""
+
+    def __init__(self, flat, size):
+        """flat: all of them end to end; size: how many items each has"""
+        self.flat, self.size, self.begin = flat, np.asarray(size), np.cumsum(size) - size
+
+    def join(self, index):
+        """-> (the arrays of these numbers end to end, where each one begins)"""
+        size = self.size.take(index)
+        begin = np.cumsum(size) - size
+        return self.flat.take(np.repeat(self.begin.take(index) - begin, size) + np.arange(size.sum())), begin
+
+
 class BaseTokenizer:
     """
     What all tokenizers share: special tokens, streams and bytes. A subclass sets `pattern` (compiled; cuts a text into
@@ -619,9 +634,9 @@ class BaseTokenizer:
 
     def encode(self, text):
         """text -> list of ids; special tokens in it become their own ids, the longest where several fit."""
+        if len(text) > LONG_TEXT:
+            return self.encode_to_numpy(text).tolist()
         texts, special = self.split(text)
-        if not special:
-            return self.encode_ordinary(text)
         ids = self.encode_ordinary(texts[0])
         for id, part in zip(special, texts[1:]):
             ids += [id, *self.encode_ordinary(part)]
@@ -649,13 +664,26 @@ class BaseTokenizer:
         """Yields the ids of encode(''.join(chunks)), wherever the chunks were cut, and holds only what is undecided."""
         for block in blocks((chunk.encode() for chunk in chunks), STREAM, self.special_ids):
             yield from self.encode(block.decode())
+            self.forget(1 << 14)
+
+    def forget(self, limit=0):
+        """Drops what is kept of earlier texts to be faster, if that is more than `limit` words."""
+        if len(self.cache) > limit:
+            self.cache.clear()
+
+    @functools.cached_property
+    def token_bytes(self):
+        tokens = [self.vocab.get(i, b'') for i in range(self.vocab_size)]
+        return Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
 
     def decode_bytes(self, ids):
-        """ids -> bytes. Raises ValueError for an id outside the vocabulary."""
-        try:
-            return b''.join(map(self.vocab.__getitem__, ids.tolist() if hasattr(ids, 'tolist') else ids))
-        except (KeyError, TypeError) as e:
-            raise ValueError(f'id {e} is not in the vocabulary of {len(self.vocab)} tokens')
+        """ids (an array is fastest) -> bytes. Raises ValueError for an id outside the vocabulary."""
+        ids = ids if isinstance(ids, np.ndarray) else np.array([*ids], int)
+        if len(ids) and not (0 <= ids.min() <= ids.max() < self.vocab_size and self.token_bytes.size[ids].all()):
+            for i in ids.tolist():
+                if i not in self.vocab:
+                    raise ValueError(f'id {i} is not in the vocabulary of {len(self.vocab)} tokens')
+        return b''.join([self.token_bytes.join(ids[i:i + BATCH])[0].tobytes() for i in range(0, len(ids), BATCH)])
 
     def decode(self, ids):
         """ids -> text. Bytes that are no UTF-8 (a character cut in half) become U+FFFD."""
@@ -665,20 +693,6 @@ class BaseTokenizer:
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
         with open(path, 'w', encoding='utf-8', newline='\n') as f:
             json.dump(self.as_json(), f, ensure_ascii=False, indent=1)
-
-
-class Ragged:
-    """Short arrays, to be put end to end in any order."""
-
-    def __init__(self, flat, size):
-        """flat: all of them end to end; size: how many items each has"""
-        self.flat, self.size, self.begin = flat, np.asarray(size), np.cumsum(size) - size
-
-    def join(self, index):
-        """-> (the arrays of these numbers end to end, where each one begins)"""
-        size = self.size.take(index)
-        begin = np.cumsum(size) - size
-        return self.flat.take(np.repeat(self.begin.take(index) - begin, size) + np.arange(size.sum())), begin
 
 
 class Tokenizer(BaseTokenizer):
@@ -703,7 +717,7 @@ class Tokenizer(BaseTokenizer):
                 self.ranks.setdefault((self.id_of[a], self.id_of[b]), (rank, self.id_of[a + b]))
         except KeyError as e:
             raise UserError(f'the merges name {e}, which the vocabulary lacks; use the files of one tokenizer')
-        self.after_space = Cache(self.ids_after_space)
+        self.after_space, self.pieces = Cache(self.ids_after_space), Pieces(pattern)
         self.forget()
 
     @classmethod
@@ -757,11 +771,14 @@ class Tokenizer(BaseTokenizer):
 
     # long texts: the numbers of their pieces, a table from those to ids, and all new words merged together
 
-    def forget(self):
-        """Starts with an empty table."""
-        self.pieces = Pieces(self.pattern_name)
-        self.separator = next(self.pieces.windows(b'\xff'))[0]
-        self.table = Ragged(np.array(self.byte_ids[:1], self.dtype), [1])          # there is no piece 0
+    def forget(self, limit=0):
+        super().forget(limit)
+        if len(self.after_space) > limit:
+            self.after_space.clear()
+        if len(self.pieces.all) > limit:
+            self.pieces = Pieces(self.pattern_name)
+            self.separator = next(self.pieces.windows(b'\xff'))[0]
+            self.table = Ragged(np.array(self.byte_ids[:1], self.dtype), [1])      # there is no piece 0
 
     def encode_bytes(self, raw, special=()):
         """BaseTokenizer.encode_bytes, at 60 MB/s."""
@@ -782,8 +799,7 @@ class Tokenizer(BaseTokenizer):
             waiting = []
         ids = np.concatenate(out)
         ids[np.concatenate(places)] = special
-        if len(self.pieces.all) > MAX_PIECES:
-            self.forget()
+        self.forget(MAX_PIECES)
         return ids
 
     def learn(self):
@@ -837,20 +853,6 @@ class Tokenizer(BaseTokenizer):
         who, size, ids = (np.concatenate(x) for x in zip(*done))
         order = np.argsort(who)
         return Ragged(ids.astype(self.dtype), size).join(order)[0], size[order]
-
-    @functools.cached_property
-    def token_bytes(self):
-        tokens = [self.vocab.get(i, b'') for i in range(self.vocab_size)]
-        return Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
-
-    def decode_bytes(self, ids):
-        """ids -> bytes. Raises ValueError for an id outside the vocabulary."""
-        if len(ids) < 1000 or len(self.vocab) < self.vocab_size:
-            return super().decode_bytes(ids)
-        ids = np.asarray(ids)
-        if ids.dtype.kind not in 'iu' or not 0 <= ids.min() <= ids.max() < self.vocab_size:
-            return super().decode_bytes(ids)
-        return b''.join([self.token_bytes.join(ids[i:i + BATCH])[0].tobytes() for i in range(0, len(ids), BATCH)])
 
     def as_json(self):
         if self.pattern_name == 'gpt2':        # the pattern that ByteLevel has built in
