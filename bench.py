@@ -1,24 +1,38 @@
 """
-How fast, and how close to the limit, a training step is on this machine.
+How fast things are on this machine, and how close to the limit.
 
-    python bench.py                                # the default model
+    python bench.py                                # a training step of the default model
     python bench.py config/train_gpt2.py --batch_size=32 --micro_batch_size=32
     torchrun --nproc_per_node=4 bench.py
+    python bench.py --what=tokenizer --dataset=my_text.txt       # beside the packages that are installed: rustbpe,
+                                                                 # tokenizers, tiktoken, riptoken
 
 It takes the knobs of train.py, trains on random tokens, and prints milliseconds, tokens/s, MFU and peak memory. MFU is
 achieved over peak dense bf16 FLOP/s, counting 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention per
 token (no discount for the causal mask). Where the peak is not known it is the rate of the largest matmul measured here.
 """
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import os
+import shutil
 import sys
+import tempfile
 import time
+from pathlib import Path
 
+import numpy as np
 import torch
 
+import prepare
+import tokenizer as bpe
 import train
-from configurator import UserError, configure, launch
+from configurator import UserError, configure, default_workers, launch, parallel_map
 from model import GPT, GPTConfig
 
 # -----------------------------------------------------------------------------
+what = 'step'           # step, or tokenizer
+rounds = 3              # of the tokenizers, in turns; the median counts
 steps = 20              # measured optimizer steps
 warmup_steps = 5        # steps before them
 # -----------------------------------------------------------------------------
@@ -75,7 +89,205 @@ def measure_step(model, fast, place, micro, grad_accum, world_size):
     return times[warmup_steps:]
 
 
+# -----------------------------------------------------------------------------
+# tokenizers, beside the packages that are installed
+
+def in_a_fork(function, before, after):
+    """
+    Runs before(), function() and after(its result) in a new process, so that nothing is known from an earlier run.
+    -> (seconds of the function, its peak memory in MB, what `after` returned)
+    """
+    import resource             # not there on Windows, nor is fork
+
+    def peak(who):
+        return resource.getrusage(who).ru_maxrss / (1e6 if sys.platform == 'darwin' else 1e3)
+
+    def child():
+        before()
+        start, t = peak(resource.RUSAGE_SELF), time.perf_counter()
+        result = function()
+        seconds, own, workers = time.perf_counter() - t, peak(resource.RUSAGE_SELF), peak(resource.RUSAGE_CHILDREN)
+        theirs.send((seconds, own - start + (2 * (workers - start) if workers > start else 0), after(result)))
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context('fork').Process(target=child)
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    except EOFError:
+        raise UserError('a measurement died: is there enough memory? give a smaller --dataset')
+    finally:
+        process.join()
+
+
+def contest(title, size, contestants, before=lambda: None, after=lambda result: None):
+    """
+    Runs {name: function} in turns and prints the median of each, and how many times as long as the first it takes.
+    size: bytes. -> {name: what `after` made of its result}
+    """
+    runs = {name: [] for name in contestants}
+    for i in range(rounds):
+        names = [*contestants]
+        for name in names[i % len(names):] + names[:i % len(names)]:
+            runs[name].append(in_a_fork(contestants[name], before, after))
+    ours = median([s for s, *_ in next(iter(runs.values()))])
+    for name, seen in runs.items():
+        seconds, memory = median([s for s, *_ in seen]), median([m for _, m, _ in seen])
+        print(f'{title:26} | {name:10} | {seconds:7.2f} s | {size / 1e6 / seconds:6.1f} MB/s | {memory:5.0f} MB'
+              + (f' | {seconds / ours:.2f} times ours' if name != 'ours' else ''), flush=True)
+        title = ''
+    return {name: seen[0][2] for name, seen in runs.items()}
+
+
+def peers(*names):
+    return {name: importlib.import_module(name) for name in names if importlib.util.find_spec(name)}
+
+
+def train_with(name, module, docs, vocab_size):
+    """The tokens (as bytes) that another package learns with GPT-2's pattern, without special ones."""
+    if name == 'rustbpe':
+        tok = module.Tokenizer()
+        tok.train_from_iterator(iter(docs), vocab_size - 1, pattern=bpe.PATTERNS['gpt2'])
+        return {bytes(token) for token, _ in tok.get_mergeable_ranks()}
+    level, tok = module.pre_tokenizers.ByteLevel, module.Tokenizer(module.models.BPE())
+    tok.pre_tokenizer = level(add_prefix_space=False)
+    tok.train_from_iterator(docs, module.trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, initial_alphabet=level.alphabet(),
+                                                             special_tokens=[bpe.END_OF_TEXT]))
+    return {bpe.from_printable(token) for token in tok.get_vocab() if token != bpe.END_OF_TEXT}
+
+
+class encode_block:
+    """A picklable function: UTF-8 bytes -> ids"""
+
+    def __init__(self, tok):
+        self.tok = tok
+
+    def __call__(self, raw):
+        return self.tok.encode_bytes(raw, self.tok.eot)
+
+
+def bench_tokenizer():
+    if 'fork' not in multiprocessing.get_all_start_methods():
+        raise UserError('--what=tokenizer needs processes that can fork: run it on Linux or macOS')
+    source = prepare.find_source(config['dataset'])
+    files = sum(prepare.fetch(source['urls']), []) if 'urls' in source else source['files']
+    raw, end = [], bpe.END_OF_TEXT.encode()
+    for text, ends in prepare.documents(files, source['separator'], config['dataset'] == 'python'):
+        raw += [text, end * ends]
+    raw = b''.join(raw)
+    docs = raw.decode().split(bpe.END_OF_TEXT)
+    text, size, cores = '\n\n'.join(docs), len(raw), default_workers()
+    print(f'{size / 1e6:.1f} MB in {len(docs):,} documents, {cores} cores, median of {rounds} rounds in turns; '
+          + ', '.join(f'{n} {importlib.metadata.version(n)}' for n in peers('tokenizers', 'rustbpe', 'tiktoken', 'riptoken')))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'text.txt'
+        path.write_bytes(raw)
+        for vocab_size in (10_000, 32_000):
+            found = contest(f'train {vocab_size:,}', size, {
+                'ours': lambda: bpe.train_bpe(path, vocab_size, [bpe.END_OF_TEXT])[0].values(),
+                **{name: lambda name=name, module=module: train_with(name, module, docs, vocab_size)
+                   for name, module in peers('tokenizers', 'rustbpe').items()}}, after=set)
+            print(f'{"":26} | tokens that are not ours: ' + ', '.join(
+                f'{name} {len(tokens - found["ours"]):,}' for name, tokens in found.items() if name != 'ours'))
+        if config['tokenizer'] == 'gpt2':
+            tok = prepare.gpt2_tokenizer()
+        elif os.path.isfile(config['tokenizer']):
+            tok = bpe.load_tokenizer(config['tokenizer'])
+        else:
+            tok = bpe.Tokenizer(*bpe.train_bpe(path, 32_000, [bpe.END_OF_TEXT]), [bpe.END_OF_TEXT])
+        tok.save(Path(folder) / 'tokenizer.json')
+        encode_contests(tok, docs, text, cores, Path(folder) / 'tokenizer.json')
+        prepare_contest(folder, path, size)
+
+
+def encode_contests(tok, docs, text, cores, path):
+    """All encoders with one vocabulary."""
+    ranks, pattern = {b: i for i, b in tok.vocab.items() if i not in tok.special_ids.values()}, bpe.PATTERNS[tok.pattern_name]
+    there = peers('tiktoken', 'riptoken', 'tokenizers')
+    tik = there['tiktoken'].Encoding('same', pat_str=pattern, mergeable_ranks=ranks, special_tokens={}) if 'tiktoken' in there else None
+    rip = there['riptoken'].CoreBPE(ranks, {}, pattern) if 'riptoken' in there else None
+    hf = there['tokenizers'].Tokenizer.from_file(str(path)) if 'tokenizers' in there else None
+    lists = {'ours': tok.encode_ordinary, 'tiktoken': tik and tik.encode_ordinary, 'riptoken': rip and rip.encode_ordinary,
+             'tokenizers': hf and (lambda doc: hf.encode(doc).ids)}
+    lists = {name: f for name, f in lists.items() if f}
+    for name, f in lists.items():
+        if any(f(doc) != tok.encode_ordinary(doc) for doc in docs[:50]):
+            raise UserError(f'{name} gives other ids with this vocabulary: they can not be compared')
+    tok.forget()
+    size = len(text.encode())
+    arrays = {'ours': lambda: tok.encode_to_numpy(text)}
+    if tik:
+        arrays['tiktoken'] = lambda: tik.encode_to_numpy(text, disallowed_special=())
+    backwards = text if len(docs) == 1 else '\n\n'.join(docs[::-1])
+    for title, before in ('encode, array, cold', lambda: None), ('encode, array, warm', lambda: tok.encode_to_numpy(backwards)):
+        found = contest(title, size, arrays, before, lambda ids: hash(np.asarray(ids, np.uint32).tobytes()))
+        assert len(set(found.values())) == 1, 'the ids differ'
+
+    def each(f):
+        for doc in docs:
+            f(doc)
+    del lists['tokenizers']     # minutes
+    contest('encode, list per document', size, {name: lambda f=f: each(f) for name, f in lists.items()},
+            lambda: tok.encode_to_numpy(backwards))
+    block = [b'\xff'.join(doc.encode() for doc in docs[i:i + 100]) for i in range(0, len(docs), 100)]
+    batch = {'ours': lambda: [*parallel_map(encode_block(tok), block, cores)]}
+    if tik:
+        batch['tiktoken'] = lambda: tik.encode_ordinary_batch(docs, num_threads=cores)
+    if hf:
+        batch['tokenizers'] = lambda: hf.encode_batch(docs)
+    contest(f'encode, {cores} cores', size, batch)
+    if tik:
+        short_contest(tok, tik, text)
+        ids = np.resize(tok.encode_to_numpy(text), 10_000_000)
+        decoded = contest('decode 10,000,000 ids', len(tok.decode_bytes(ids)), {
+            'ours': lambda: tok.decode_bytes(ids), 'tiktoken': lambda: tik.decode_bytes(ids.tolist())}, after=hash)
+        assert len(set(decoded.values())) == 1, 'the texts differ'
+
+
+def short_contest(tok, tik, text):
+    """Strings of a few characters, as lists, when all words were seen before."""
+    for length in (20, 200, 1000, 10_000):
+        some = [text[i:i + length] for i in range(len(text) // 2, len(text) - length, length)][:max(5, 100_000 // length)]
+        seconds = {tok.encode: [], tik.encode_ordinary: []}
+        for _ in range(20 + rounds):
+            for f, seen in seconds.items():
+                t = time.perf_counter()
+                for s in some:
+                    f(s)
+                seen.append(time.perf_counter() - t)
+        ours, theirs = (median(seen[20:]) / len(some) for seen in seconds.values())
+        print(f'{f"encode {length:,} characters":26} | {1e6 * ours:.1f} us | tiktoken {1e6 * theirs:.1f} us | '
+              f'{ours / theirs:.2f} of its time')
+
+
+def prepare_contest(folder, path, size):
+    """From raw text to shards, vocabulary 10,000: the whole of prepare.py, and the same job with tokenizers."""
+    def ours():
+        os.chdir(folder)
+        shutil.rmtree('data', ignore_errors=True)
+        sys.stdout = open(os.devnull, 'w')
+        prepare.prepare(str(path), 'bpe', 10_000)
+
+    def tokenizers():
+        hf = peers('tokenizers')['tokenizers']
+        docs = path.read_bytes().decode().split(bpe.END_OF_TEXT)
+        level, tok = hf.pre_tokenizers.ByteLevel, hf.Tokenizer(hf.models.BPE())
+        tok.pre_tokenizer = level(add_prefix_space=False)
+        tok.train_from_iterator(docs, hf.trainers.BpeTrainer(vocab_size=10_000, show_progress=False, initial_alphabet=level.alphabet(),
+                                                             special_tokens=[bpe.END_OF_TEXT]))
+        end = tok.token_to_id(bpe.END_OF_TEXT)
+        with open(Path(folder) / 'theirs.bin', 'wb') as f:
+            for i in range(0, len(docs), 1000):
+                for one in tok.encode_batch(docs[i:i + 1000]):
+                    np.array([*one.ids, end], np.uint16).tofile(f)
+    contest('text to shards', size, {'ours': ours, **({'tokenizers': tokenizers} if peers('tokenizers') else {})})
+
+
 def main():
+    if what == 'tokenizer':
+        return bench_tokenizer()
+    if what != 'step':
+        raise UserError(f'--what={what} is not known: give step or tokenizer')
     if steps < 1 or warmup_steps < 0:
         raise UserError('steps must be 1 or more and warmup_steps 0 or more')
     train.check_knobs()
