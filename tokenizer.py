@@ -439,7 +439,6 @@ class Merging:
 
     def __init__(self, counts, limit):
         self.vocab, self.limit = [bytes([i]) for i in range(256)], limit
-        self.id_of = {b: i for i, b in enumerate(self.vocab)}
         self.end = limit                    # the id of what stands before, between and after the words
         self.length = np.ones(limit + 1, np.int64)                  # bytes of each token
         # a token's id stands at its first byte in `first` and at its last byte in `last`
@@ -448,10 +447,6 @@ class Merging:
         self.first[np.append(0, np.cumsum(size + 1))] = self.end
         self.last = self.first.copy()
         self.weight = np.append(0, np.repeat(np.array([*counts.values()], np.int64), size + 1))
-        self.restart()
-
-    def restart(self):
-        """Counts all pairs anew."""
         self.pool = []                      # sorted entries: all that count `floor` or more
         self.heap = []                      # the others: (-count, pair, places, what to put on the heap after it)
         self.floor, self.window = 1 << 63, 16
@@ -512,15 +507,14 @@ class Merging:
         while room and not batch and (self.pool or self.heap):
             exact, firsts, seconds = self.recount(), set(), set()
             for entry in reversed(self.pool):
-                _, x, y, pair, _ = entry
+                pair = entry[3]
                 a, b = pair >> 32, pair & LOW
-                alone = a == b or x + y in self.id_of       # aaa overlaps itself; two pairs can spell the same token
-                if pair not in exact or a in seconds or b in firsts or alone and batch or len(batch) == room:
+                if pair not in exact or a in seconds or b in firsts or a == b and batch or len(batch) == room:
                     break
                 batch.append(entry)
                 firsts.add(a)
                 seconds.add(b)
-                if alone:
+                if a == b:                  # aaa overlaps itself: alone
                     break
         return self.merge(batch) if batch else []
 
@@ -528,24 +522,20 @@ class Merging:
         """Merges the pairs of the batch, up to the first that is overtaken, and returns them."""
         at, who, middle, end, _ = self.gather(batch)
         batch = batch[:self.overtaken(batch, at, who, end)]
-        n, known = np.searchsorted(who, len(batch)), batch[0][1] + batch[0][2] in self.id_of
+        n, old = np.searchsorted(who, len(batch)), len(self.vocab)
         at, who, middle, end = at[:n], who[:n], middle[:n], end[:n]
         if batch[0][1] == batch[0][2]:
             at = every_other(np.sort(at), len(batch[0][1]))
             who, middle, end = who[:len(at)], at + len(batch[0][1]), at + 2 * len(batch[0][1])
-        old = len(self.vocab)
-        for made in [x + y for _, x, y, *_ in batch if not known]:
-            self.length[len(self.vocab)], self.id_of[made] = len(made), len(self.vocab)
-            self.vocab.append(made)
+        for _, x, y, *_ in batch:           # two pairs never spell the same token: a text ends up in one way only
+            self.length[len(self.vocab)] = len(x + y)
+            self.vocab.append(x + y)
         del self.pool[-len(batch):]
         self.window = 3 * len(batch) + 4
         self.first[middle] = -1
-        self.first[at] = self.last[end - 1] = np.array([self.id_of[x + y] for _, x, y, *_ in batch])[who]
-        if known:
-            self.restart()
-        else:
-            left = at - self.length[self.last[at - 1]]
-            self.born(np.append(left[self.first[left] < old], at))      # not twice between two new tokens
+        self.first[at] = self.last[end - 1] = old + who
+        left = at - self.length[self.last[at - 1]]
+        self.born(np.append(left[self.first[left] < old], at))      # not twice between two new tokens
         return batch
 
     def overtaken(self, batch, at, who, end):
