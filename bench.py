@@ -39,7 +39,6 @@ warmup_steps = 5        # steps before them
 config = configure(globals(), vars(train))
 train.config.update({k: config[k] for k in train.config})
 
-
 def matmul_flops(place, dtype):
     """The largest rate of a square matmul on this device, in FLOP/s."""
     best, sizes = 0.0, (1024, 2048, 4096, 8192) if place.startswith('cuda') else (512, 1024, 2048)
@@ -53,7 +52,6 @@ def matmul_flops(place, dtype):
             best = max(best, 2 * n ** 3 / (time.perf_counter() - t))
     return best
 
-
 def peak_memory(place):
     """The most memory that was in use, in bytes, and where."""
     if place.startswith('cuda'):
@@ -64,10 +62,8 @@ def peak_memory(place):
         return 0, ''
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024), 'of the process'
 
-
 def median(values):
     return sorted(values)[len(values) // 2]
-
 
 def measure_step(model, fast, place, micro, grad_accum, world_size):
     """Seconds of each of `steps` optimizer steps, every one synchronised with the device."""
@@ -87,7 +83,6 @@ def measure_step(model, fast, place, micro, grad_accum, world_size):
         train.synchronize(place)
         times.append(time.perf_counter() - t)
     return times[warmup_steps:]
-
 
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
@@ -119,7 +114,6 @@ def in_a_fork(function, before, after):
     finally:
         process.join()
 
-
 def contest(title, size, contestants, before=lambda: None, after=lambda result: None):
     """
     Runs {name: function} in turns and prints the median of each, and how many times as long as the first it takes.
@@ -138,10 +132,8 @@ def contest(title, size, contestants, before=lambda: None, after=lambda result: 
         title = ''
     return {name: seen[0][2] for name, seen in runs.items()}
 
-
 def peers(*names):
     return {name: importlib.import_module(name) for name in names if importlib.util.find_spec(name)}
-
 
 def train_with(name, module, docs, vocab_size):
     """The tokens (as bytes) that another package learns with GPT-2's pattern, without special ones."""
@@ -155,7 +147,6 @@ def train_with(name, module, docs, vocab_size):
                                                              special_tokens=[bpe.END_OF_TEXT]))
     return {bpe.from_printable(token) for token in tok.get_vocab() if token != bpe.END_OF_TEXT}
 
-
 class encode_block:
     """A picklable function: UTF-8 bytes -> ids"""
 
@@ -164,7 +155,6 @@ class encode_block:
 
     def __call__(self, raw):
         return self.tok.encode_bytes(raw, self.tok.eot)
-
 
 def bench_tokenizer():
     if 'fork' not in multiprocessing.get_all_start_methods():
@@ -198,7 +188,6 @@ def bench_tokenizer():
         tok.save(Path(folder) / 'tokenizer.json')
         encode_contests(tok, docs, text, cores, Path(folder) / 'tokenizer.json')
         prepare_contest(folder, path, size)
-
 
 def encode_contests(tok, docs, text, cores, path):
     """All encoders with one vocabulary."""
@@ -243,7 +232,6 @@ def encode_contests(tok, docs, text, cores, path):
             'ours': lambda: tok.decode_bytes(ids), 'tiktoken': lambda: tik.decode_bytes(ids.tolist())}, after=hash)
         assert len(set(decoded.values())) == 1, 'the texts differ'
 
-
 def short_contest(tok, tik, text):
     """Strings of a few characters, as lists, when all words were seen before."""
     for length in (20, 200, 1000, 10_000):
@@ -258,7 +246,6 @@ def short_contest(tok, tik, text):
         ours, theirs = (median(seen[20:]) / len(some) for seen in seconds.values())
         print(f'{f"encode {length:,} characters":26} | {1e6 * ours:.1f} us | tiktoken {1e6 * theirs:.1f} us | '
               f'{ours / theirs:.2f} of its time')
-
 
 def prepare_contest(folder, path, size):
     """From raw text to shards, vocabulary 10,000: the whole of prepare.py, and the same job with tokenizers."""
@@ -281,7 +268,6 @@ def prepare_contest(folder, path, size):
                 for one in tok.encode_batch(docs[i:i + 1000]):
                     np.array([*one.ids, end], np.uint16).tofile(f)
     contest('text to shards', size, {'ours': ours, **({'tokenizers': tokenizers} if peers('tokenizers') else {})})
-
 
 def main():
     if what == 'tokenizer':
@@ -323,7 +309,6 @@ def main():
     say(f'memory  | {memory / 1e9:.2f} GB {whose} at most')
     train.leave(world_size)
     return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak)
-
 
 if __name__ == '__main__':
     launch(main)

@@ -38,10 +38,8 @@ FOREIGN = {
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
 }
 
-
 class UserError(Exception):
     """A mistake that a person can make and mend. The message is one line that ends with what to do next."""
-
 
 def launch(main):
     """Runs a script's main: a UserError becomes one line and exit status 2; a bug of ours keeps its traceback."""
@@ -55,12 +53,10 @@ def launch(main):
         print('\nstopped', file=sys.stderr)
         sys.exit(130)
 
-
 def stop(error):
     message = ' '.join(str(error).split())
     print(f'error: {message}', file=sys.stderr, flush=True)
     sys.exit(2)
-
 
 def read_json(path):
     """The object in a JSON file, as a dict. Raises UserError."""
@@ -73,7 +69,6 @@ def read_json(path):
     except (OSError, ValueError, RecursionError) as e:
         raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the path, or make it again')
 
-
 def file_sha256(path):
     digest = hashlib.sha256()
     with open(path, 'rb') as f:
@@ -81,10 +76,8 @@ def file_sha256(path):
             digest.update(block)
     return digest.hexdigest()
 
-
 def is_rank_0():
     return os.environ.get('RANK', '0') == '0'
-
 
 def configure(script, *others, argv=None, quiet=False):
     """
@@ -121,10 +114,8 @@ def configure(script, *others, argv=None, quiet=False):
             print(f'{k} = {knobs[k]!r}  ({where})')
     return knobs
 
-
 def is_knob(name, value):
     return name.islower() and not name.startswith('_') and type(value) in KINDS
-
 
 def read_arguments(argv, defaults):
     """argv, defaults -> (the knobs after all arguments, {name of each that was set: by what})"""
@@ -144,7 +135,6 @@ def read_arguments(argv, defaults):
         source.update(dict.fromkeys(found, arg))
     return knobs, source
 
-
 def known(name, defaults, where):
     if name in defaults:
         return
@@ -154,11 +144,9 @@ def known(name, defaults, where):
     hint = f'did you mean {near[0]}? ' if near else ''
     raise UserError(f'{where}: there is no knob {name!r}: {hint}--help lists them')
 
-
 def is_plain(value):
     """Whether a number is finite and of a size that makes sense."""
     return type(value) is str or abs(value) < 1e300
-
 
 def parse(name, text, default):
     """The text of a --name=text as the type of the default: parse('lr', '1', 0.5) -> 1.0"""
@@ -172,7 +160,6 @@ def parse(name, text, default):
     except ValueError:
         pass
     raise UserError(f'--{name}={text}: {name} takes {KINDS[kind]}, such as --{name}={default}')
-
 
 def run_file(path, knobs, defaults):
     """Runs a config file over the knobs so far and returns the ones it changed."""
@@ -208,11 +195,9 @@ def run_file(path, knobs, defaults):
             found[name] = value
     return found
 
-
 def as_file(knobs):
     """The knobs as the text of a config file, which sets them again."""
     return ''.join(f'{k} = {v!r}\n' for k, v in knobs.items())
-
 
 def print_help(spaces, knobs):
     """The docstring of the script, then its knobs with the comments beside them."""
@@ -241,7 +226,6 @@ SMALL = 2           # as many items do not pay for processes
 # a fork shares what is already imported; where it is missing (Windows) or unsafe (macOS) a new Python starts
 START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
 
-
 def parallel_map(function, items, workers):
     """
     map(function, items) in order, in other processes, with at most a few items under way, so that a long input is
@@ -261,7 +245,6 @@ def parallel_map(function, items, workers):
         while waiting:
             yield waiting.popleft().result()
 
-
 def set_work(function):
     """Runs once in each new process: the function (which may hold a whole tokenizer) travels once, not per item."""
     global work_function
@@ -270,10 +253,8 @@ def set_work(function):
     # a worker does not end by itself when its parent is killed
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
 
-
 def work(item):
     return work_function(item)
-
 
 def default_workers():
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1

@@ -26,7 +26,6 @@ from safetensors.torch import save_file
 
 from configurator import UserError, file_sha256, read_json
 
-
 @dataclass
 class GPTConfig:
     block_size: int = 1024          # the longest context, in tokens
@@ -66,7 +65,6 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give a share from 0 to 1')
 
-
 # GPT-2 as a setting: GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
 
@@ -78,23 +76,19 @@ def softmax(x, dim):
     e = (x - x.amax(dim, keepdim=True)).exp()
     return e / e.sum(dim, keepdim=True)
 
-
 def silu(x):
     """x * sigmoid(x)"""
     return x * torch.sigmoid(x)
 
-
 def gelu(x):
     """GPT-2's tanh form of x * Phi(x) (arXiv:1606.08415)."""
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
-
 
 def cross_entropy(logits, targets):
     """Mean of -log softmax(logits)[target] in nats: logits (..., vocab), targets (...) -> a scalar."""
     logits = logits - logits.amax(-1, keepdim=True)
     target_logits = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     return (logits.exp().sum(-1).log() - target_logits).mean()
-
 
 def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     """softmax(q k^T / sqrt(hs)) v: q (..., T, hs), k and v (..., S, hs), mask (T, S), True where q may look."""
@@ -103,20 +97,17 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
         att = att.masked_fill(~mask, float('-inf'))
     return F.dropout(softmax(att.float(), -1).to(v.dtype), dropout) @ v
 
-
 def rope_angles(positions, hs, theta, device=None):
     """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs)."""
     freqs = theta ** (-torch.arange(0, hs, 2, device=device).float() / hs)
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
-
 def apply_rope(x, cos, sin):
     """Turns the pairs (x[i], x[i + hs/2]) of each head by their angle: x (..., T, hs) -> (..., T, hs)."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
 
 def rope(x, positions, theta=10000.0):
     """Rotary position embedding in the half-split layout of Hugging Face's Llama: x (..., T, hs), positions (T,)."""
@@ -137,7 +128,6 @@ class Linear(nn.Module):
         # F.linear is x @ weight.T + bias in one call
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
-
 class Embedding(nn.Module):
     def __init__(self, n, d, std=1.0):
         super().__init__()
@@ -146,7 +136,6 @@ class Embedding(nn.Module):
 
     def forward(self, idx):
         return F.embedding(idx, self.weight)       # weight[idx], with a faster backward
-
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight"""
@@ -158,7 +147,6 @@ class RMSNorm(nn.Module):
     def forward(self, x):
         f = x.float()
         return (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight).to(x.dtype)
-
 
 class LayerNorm(nn.Module):
     """(x - mean) / std * weight + bias (arXiv:1607.06450)"""
@@ -174,14 +162,12 @@ class LayerNorm(nn.Module):
         y = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
-
 def make_norm(config):
     if config.norm == 'rms':
         return RMSNorm(config.n_embd, config.norm_eps)
     if config.norm == 'layer':
         return LayerNorm(config.n_embd, config.norm_eps, config.bias)
     return nn.Identity()
-
 
 class Attention(nn.Module):
     def __init__(self, config):
@@ -223,7 +209,6 @@ class Attention(nn.Module):
             q, k, v = q.float(), k.float(), v.float()
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=T == S and T > 1).to(dtype)
 
-
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -240,7 +225,6 @@ class MLP(nn.Module):
             x = F.silu(self.up(x)) if self.kind == 'silu' else F.gelu(self.up(x), approximate='tanh')
         return F.dropout(self.down(x), self.dropout, self.training)
 
-
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -255,7 +239,6 @@ class Block(nn.Module):
         x = self.ln_1(x + self.attn(x, angles, cache))
         return self.ln_2(x + self.mlp(x))
 
-
 class KVCache:
     """Keys and values of one layer, of all positions so far."""
 
@@ -268,7 +251,6 @@ class KVCache:
         start, self.length = self.length, self.length + k.size(2)
         self.k[:, :, start:self.length], self.v[:, :, start:self.length] = k, v
         return self.k[:, :, :self.length], self.v[:, :, :self.length]
-
 
 class GPT(nn.Module):
     def __init__(self, config):
@@ -369,7 +351,6 @@ GPT2_NAMES = [('wte', 'transformer.wte'), ('wpe', 'transformer.wpe'), ('ln_f', '
               ('h.N.attn.c_attn', 'transformer.h.N.attn.c_attn'), ('h.N.attn.c_proj', 'transformer.h.N.attn.c_proj'),
               ('h.N.mlp.up', 'transformer.h.N.mlp.c_fc'), ('h.N.mlp.down', 'transformer.h.N.mlp.c_proj')]
 
-
 def family(config):
     """The class of transformers that computes the same: 'llama', 'qwen3', 'gpt2'; 'ours' where it has none."""
     c = config
@@ -380,14 +361,12 @@ def family(config):
         return 'gpt2'
     return 'ours'
 
-
 def rename(name, table):
     """rename('h.3.ln_1.weight', LLAMA_NAMES) -> 'model.layers.3.input_layernorm.weight'"""
     stem, _, kind = name.rpartition('.')
     layer = re.search(r'\.(\d+)\.', stem)
     new = dict(table).get(re.sub(r'\.\d+\.', '.N.', stem, count=1))
     return new and f'{new.replace("N", layer[1]) if layer else new}.{kind}'
-
 
 def export_tensors(model):
     """The weights as Hugging Face names and shapes them: float32, on the CPU, without padding."""
@@ -408,7 +387,6 @@ def export_tensors(model):
         else:
             out[rename(name, LLAMA_NAMES)] = p.clone()
     return out
-
 
 @torch.no_grad()
 def import_tensors(model, tensors):
@@ -438,7 +416,6 @@ def import_tensors(model, tensors):
             x = tensors[rename(name, LLAMA_NAMES)]
         p[:len(x)].copy_(x)
 
-
 def export_config(config, eot=None):
     """The config.json of the family, and for 'ours' the fields of GPTConfig as they are."""
     c, kind = config, family(config)
@@ -457,7 +434,6 @@ def export_config(config, eot=None):
                 head_dim=c.n_embd // c.n_head, max_position_embeddings=c.block_size, rms_norm_eps=c.norm_eps,
                 rope_theta=c.rope_theta, rope_parameters=dict(rope_type='default', rope_theta=c.rope_theta),
                 hidden_act='silu', attention_bias=c.bias, mlp_bias=c.bias, attention_dropout=0.0)
-
 
 def import_config(d, path='config.json'):
     """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not in this file."""
@@ -492,7 +468,6 @@ def import_config(d, path='config.json'):
 # checkpoints: a folder, written beside and renamed into place once
 
 MANIFEST = 'manifest.json'
-
 
 def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=None):
     """
@@ -529,10 +504,8 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
-
 def write_json(path, data):
     Path(path).write_text(json.dumps(data, indent=1), encoding='utf-8')
-
 
 def sync(path):
     """Makes sure that a file, or the names in a folder, are on the disk."""
@@ -543,7 +516,6 @@ def sync(path):
         os.fsync(f)
     finally:
         os.close(f)
-
 
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there and as it was written."""
@@ -556,11 +528,9 @@ def check_manifest(folder):
         if file_sha256(path) != sha:
             raise UserError(f'{path} is damaged (its sha256 is not that of the manifest); use another checkpoint')
 
-
 def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
     return sorted(p for p in Path(run).glob('step_*') if (p / MANIFEST).exists())
-
 
 def newest_whole(run, say=lambda text: None):
     """The newest checkpoint of a run that is whole, saying so where a newer one is not. Raises UserError if none is."""
@@ -572,7 +542,6 @@ def newest_whole(run, say=lambda text: None):
             say(e)
     raise UserError(f'no checkpoint in {run} is whole; start again with another --out_dir')
 
-
 def load_tensors(paths):
     out = {}
     for path in paths:
@@ -582,7 +551,6 @@ def load_tensors(paths):
         except (OSError, SafetensorError) as e:
             raise UserError(f'can not read {path}: {e}; it is cut short or no safetensors file; use another one')
     return out
-
 
 def load_model(folder, **overrides):
     """

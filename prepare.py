@@ -122,14 +122,12 @@ def download(url, path, sha256=None, timeout=30):
     raise UserError(f'can not download {url} ({problem}): put the file at {path} by hand and run this again; '
                     f'--dataset=python and your own files need no network')
 
-
 def standard_library():
     """The .py files of the running interpreter, without tests, installed packages, tables and prose."""
     root = Path(sysconfig.get_paths()['stdlib'])
     skip = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2to3', 'encodings', 'pydoc_data'}
     files = [p for p in root.rglob('*.py') if not skip & set(p.relative_to(root).parts)]
     return sorted(files, key=lambda p: p.relative_to(root).as_posix())
-
 
 def find_source(dataset):
     """
@@ -157,12 +155,10 @@ def find_source(dataset):
     return dict(source=source.as_posix(), source_bytes=sum(p.stat().st_size for p in files), files=files,
                 separator=between, val_fraction=val_fraction or 0.1)
 
-
 def fetch(urls):
     """Downloads the files of a data set that are missing: -> (training files, validation files)"""
     return [[download(url, DOWNLOADS / urls.get('as_name', url.split('/')[-1]), urls.get('sha256'))
              for url in urls.get(split, [])] for split in ('train', 'val')]
-
 
 def data_name(dataset):
     """The name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
@@ -171,14 +167,12 @@ def data_name(dataset):
     name = Path(dataset).resolve().name
     return ''.join(c if c.isalnum() or c in '-_' else '_' for c in name.split('.')[0]) or 'data'
 
-
 def data_folder(dataset, tokenizer, vocab_size):
     """Where the shards of a data set lie: data_folder('names', 'char', 0) -> Path('data/names-char')"""
     kind = f'{tokenizer}{vocab_size}' if tokenizer in ('bpe', 'word') else tokenizer
     if tokenizer not in TOKENIZERS:
         kind = 'tok' + file_sha256(tokenizer)[:8]
     return Path('data') / f'{data_name(dataset)}-{kind}'
-
 
 def open_file(path):
     """A binary file, unpacked as its name says: .gz, .xz or .zst."""
@@ -197,7 +191,6 @@ def open_file(path):
                 raise UserError(f'{path} needs a package: pip install backports.zstd')
         return zstd.open(path, 'rb')
     return open(path, 'rb')
-
 
 def documents(files, separator, skip_undecodable=False):
     """
@@ -241,14 +234,12 @@ def documents(files, separator, skip_undecodable=False):
                 raise
             raise UserError(f'can not read {path}: {e}; check the file')
 
-
 def json_text(line, path, number):
     try:
         return json.loads(line)[text_field].encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise UserError(f'{path}, line {number}: no text under {text_field!r} ({type(e).__name__}); '
                         f'name the field with --text_field=')
-
 
 def parquet_texts(path):
     try:
@@ -271,7 +262,6 @@ def document_hash(text):
     """A number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), 'big') / 2 ** 64
 
-
 def without_blank(docs):
     """Leaves documents of white space alone out."""
     start = True
@@ -279,7 +269,6 @@ def without_blank(docs):
         if not (start and ends and not text.strip()):
             yield text, ends
             start = ends
-
 
 def survey(docs, val_fraction):
     """
@@ -301,7 +290,6 @@ def survey(docs, val_fraction):
         return max(val_fraction, lowest + 1e-12), 0
     return 0, int(chars * (1 - val_fraction))
 
-
 def split_documents(docs, threshold, cut):
     """(text, ends) -> (split, text, ends), by the numbers of survey."""
     start, seen, split = True, 0, 'train'
@@ -319,7 +307,6 @@ def split_documents(docs, threshold, cut):
             yield split, text, ends
         start = ends
 
-
 def in_batches(labelled):
     """Groups (split, text, ends) into lists of about BLOCK bytes."""
     batch, size = [], 0
@@ -332,7 +319,6 @@ def in_batches(labelled):
     if batch:
         yield batch
 
-
 def keep_sample(batches, sample):
     """Passes batches through; from the first ones puts SAMPLE bytes of each split, or some more, into `sample`."""
     size = dict.fromkeys(sample, 0)
@@ -342,7 +328,6 @@ def keep_sample(batches, sample):
             sample[split] += part
             size[split] += sum(len(text) for _, text, _ in part)
         yield batch
-
 
 def beginning(items, size):
     """The first `size` bytes of a list of (split, text, ends)."""
@@ -371,11 +356,9 @@ class count_batch:
             return self.count(join_documents(batch))
         return Counter(chain.from_iterable(self.findall(text.decode()) for text, _ in batch))
 
-
 def join_documents(batch):
     """[(text, ends)] -> the texts in one, with the byte 0xff, which UTF-8 never has, at the end of each document"""
     return b''.join([text + b'\xff' * ends for text, ends in batch])
-
 
 class encode_batch:
     """A picklable function: batch -> {split: (ids, documents, bytes, bytes in unknown words, the distinct ids)}"""
@@ -395,7 +378,6 @@ class encode_batch:
             distinct = np.flatnonzero(np.bincount(ids))     # np.unique takes eight times as long
             out[which] = ids, docs, size, lost, distinct
         return out
-
 
 class ShardWriter:
     """Writes ids as <split>_000.bin, <split>_001.bin, ... of at most `limit` tokens each, and hashes them."""
@@ -424,7 +406,6 @@ class ShardWriter:
             self.file.close()
             self.shards.append(dict(name=self.name, tokens=self.count, sha256=self.hash.hexdigest()))
             self.file = None
-
 
 class Shards:
     """The shards of a split, read as one long array of tokens."""
@@ -459,7 +440,6 @@ class Shards:
         x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
         return x[:, :-1], x[:, 1:]
 
-
 def read_meta(folder):
     """meta.json of a data folder; what stands for it with nanoGPT's pair of train.bin and val.bin, which has none."""
     if (folder / 'meta.json').exists():
@@ -472,29 +452,24 @@ def read_meta(folder):
     return dict(source='no meta.json: taken as tokens of GPT-2 (bits per byte not known)', vocab_size=50257, eot=50256,
                 dtype='<u2', **pair)
 
-
 def data_hash(meta):
     """Eight hex digits that stand for the tokens of both splits."""
     shas = [s.get('sha256', '') for split in ('train', 'val') for s in meta[split]['shards']]
     return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
 
-
 def token_dtype(vocab_size):
     return '<u2' if vocab_size <= 1 << 16 else '<u4'
-
 
 def gpt2_tokenizer():
     """GPT-2's own vocabulary, from the files of its release (downloaded once)."""
     paths = [download(url, DOWNLOADS / ('gpt2-' + url.split('/')[-1]), sha) for url, sha in GPT2_FILES.items()]
     return Tokenizer.from_files(*paths, [END_OF_TEXT])
 
-
 def gpt2_weights(name):
     """The folder of GPT-2's released weights, by one of the names in GPT2_MODELS (downloaded once)."""
     for file in ('config.json', 'model.safetensors'):
         download(f'https://huggingface.co/openai-community/{name}/resolve/main/{file}', DOWNLOADS / name / file)
     return DOWNLOADS / name
-
 
 def make_tokenizer(kind, vocab_size, counts, progress):
     """Trains (from the counts of count_batch) or opens a tokenizer; counts is None where nothing is to be trained."""
@@ -509,7 +484,6 @@ def make_tokenizer(kind, vocab_size, counts, progress):
     if kind == 'bpe':
         return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT], progress), [END_OF_TEXT], pattern)
     return open_tokenizer(kind)
-
 
 def open_tokenizer(path):
     tok = load_tokenizer(path)
@@ -531,7 +505,6 @@ class Stopwatch(dict):
             if item is None:
                 return
             yield item
-
 
 def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     """
@@ -632,7 +605,6 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     print_summary(folder, meta, tok, watch, time.perf_counter() - start, encoded - t, *kinds)
     return folder
 
-
 def check_same(folder, settings):
     """Raises UserError if a data folder was made from something else than these settings."""
     meta = read_json(folder / 'meta.json')
@@ -640,7 +612,6 @@ def check_same(folder, settings):
         if meta.get(k) != v:
             raise UserError(f'{folder} was made with {k} = {meta.get(k)!r}, not {v!r}: remove it to make it again, or '
                             f'train on it as it is with --dataset={folder}')
-
 
 # -----------------------------------------------------------------------------
 # the summary
@@ -650,12 +621,10 @@ def ordinary(tok):
     special = {*tok.special_ids.values(), getattr(tok, 'unknown', None)}
     return {i: b for i, b in tok.vocab.items() if i not in special}
 
-
 def shown(token):
     """A token between quotes; what is no whole character becomes U+FFFD, a long token is cut: 'xxxx...' (99 bytes)"""
     text = repr(token.decode(errors='replace'))
     return text if len(text) <= 32 else f"{text[:16]}...' ({len(token)} bytes)"
-
 
 def print_summary(folder, meta, tok, watch, seconds, encoding, tried_on, kinds):
     """encoding: the seconds of the pass that encodes, with its reading; tried_on, kinds: what four_kinds returns"""
@@ -683,18 +652,15 @@ def print_summary(folder, meta, tok, watch, seconds, encoding, tried_on, kinds):
         print(f'{kind:14} | {tokens:7,} tokens | {rate:.2f} bytes per token | {lost:7.2%} of the bytes unknown')
     print(f'wrote {folder}: train on it with `python train.py --dataset={folder}`')
 
-
 def measure(tok, items):
     """-> (bytes per token, share of the bytes in unknown words) of [('val', text, ends)]; an end counts as a token"""
     ids, _, size, lost, _ = encode_batch(tok)(items)['val']
     return size / max(len(ids), 1), lost / max(size, 1)
 
-
 def kind_of(tok):
     if isinstance(tok, WordTokenizer):
         return 'char' if isinstance(tok, CharTokenizer) else 'word'
     return 'bpe' if tok.merges else 'byte'
-
 
 def four_kinds(tok, sample, vocab_size):
     """
@@ -713,13 +679,11 @@ def four_kinds(tok, sample, vocab_size):
     return (f'the first {tried:,.0f} kB of val; {learned} learned from the first {known:,.0f} kB of train',
             [(kind, len(one.vocab), *measure(one, val)) for kind, one in kinds.items()])
 
-
 def open_other(path):
     """Opens a tokenizer to compare with. -> (path, tokenizer, val_sample of its folder, None where that holds none)"""
     tok, folder = open_tokenizer(path), Path(path).parent
     there = (folder / 'meta.json').exists() and any(folder.glob('val*.bin'))
     return path, tok, val_sample(folder, tok) if there else None
-
 
 def val_sample(folder, tok):
     """[('val', text, ends)]: up to SAMPLE bytes of the validation split of a data folder, without unknown words"""
@@ -731,7 +695,6 @@ def val_sample(folder, tok):
         raise UserError(f'can not read the val shards in {folder} with its tokenizer.json ({e}); make the folder again')
     *whole, rest = text.split(END_OF_TEXT)
     return [('val', text.encode(), True) for text in whole] + [('val', rest.encode(), False)]
-
 
 def print_comparison(folder, path, other, other_sample):
     """What each of two tokenizers loses on the text of the other: bytes per token."""
@@ -748,7 +711,6 @@ def print_comparison(folder, path, other, other_sample):
               + (f' | {lost:.2%} of the bytes unknown' if lost else '')
               + (f' | without the words unknown to {home}' if kind_of(tok[home]) == 'word' else ''))
 
-
 def peak_memory():
     try:
         import resource
@@ -758,7 +720,6 @@ def peak_memory():
     peak = [resource.getrusage(who).ru_maxrss * unit / 1e6 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return f' | peak memory {peak[0]:.0f} MB' + (f' and {peak[1]:.0f} MB per worker' if peak[1] else '')
 
-
 def main():
     other = open_other(compare) if compare else None        # before the work, which may be long
     folder = prepare(dataset, tokenizer, vocab_size)
@@ -766,7 +727,6 @@ def main():
         print_comparison(folder, *other)
     print(f'ready: {folder}')
     return folder
-
 
 if __name__ == '__main__':
     launch(main)

@@ -32,7 +32,6 @@ dtype = 'auto'          # auto (bfloat16 on a GPU that has it, else float32), fl
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # so that standard output is the text alone
 
-
 def filter_logits(logits, temperature, top_k=0, top_p=1.0):
     """
     logits (B, V) -> probabilities (B, V): softmax of logits / temperature, of the top_k likeliest tokens, and of the
@@ -50,7 +49,6 @@ def filter_logits(logits, temperature, top_k=0, top_p=1.0):
         probs = torch.zeros_like(probs).scatter(-1, order, ordered)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
-
 
 @torch.no_grad()
 def generate(model, ids, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, stop=None, vocab_size=None,
@@ -83,7 +81,6 @@ def generate(model, ids, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, st
             return
         ids = torch.cat((ids, new), 1)
 
-
 class TextStream:
     """Ids in, text out, never half a character: a character of several bytes appears when its last byte does."""
 
@@ -96,11 +93,9 @@ class TextStream:
     def end(self):
         return self.decoder.decode(b'', True)
 
-
 def visible(text):
     """Control characters, which could steer a terminal, as escapes; line breaks and tabs stay."""
     return ''.join(c if c in '\n\t' or c.isprintable() else c.encode('unicode_escape').decode() for c in text)
-
 
 def find_checkpoint(path):
     """A run's newest checkpoint, a checkpoint itself, or a Hugging Face folder; '' is the newest run in out/."""
@@ -117,7 +112,6 @@ def find_checkpoint(path):
                         f'Hugging Face model; `ls out` shows the runs')
     return path
 
-
 def read_prompt(start):
     if not start.startswith('FILE:'):
         return start
@@ -127,7 +121,6 @@ def read_prompt(start):
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f'can not read the prompt {start[5:]}: {getattr(e, "strerror", None) or e}; check the path')
 
-
 def check_knobs():
     if num_samples < 1 or max_new_tokens < 1:
         raise UserError('num_samples and max_new_tokens must be 1 or more')
@@ -136,7 +129,6 @@ def check_knobs():
                         'try --temperature=0.8 --top_p=0.9')
     if dtype not in ('auto', 'float32', 'bfloat16'):
         raise UserError(f'dtype = {dtype!r}: give auto, float32 or bfloat16')
-
 
 def main():
     check_knobs()
@@ -181,7 +173,6 @@ def main():
         print(visible(text))
     print(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s', file=sys.stderr)
     return out
-
 
 if __name__ == '__main__':
     launch(main)

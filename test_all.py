@@ -49,7 +49,6 @@ from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Toke
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
 torch.set_num_threads(1)                    # these models are too small for more
 
-
 def script(name, *args):
     """A script of ours as a fresh module, with its knobs set as the arguments would."""
     spec = importlib.util.spec_from_file_location(name, HERE / f'{name}.py')
@@ -64,7 +63,6 @@ def script(name, *args):
         module.train.config.update({k: v for k, v in module.config.items() if k in module.train.config})
     return module
 
-
 def launch(*args, check=None, **env):
     """Runs `python <args>` in a process of its own, as a person would."""
     done = subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True, timeout=300,
@@ -73,14 +71,12 @@ def launch(*args, check=None, **env):
         assert done.returncode == check, done.stdout + done.stderr
     return done
 
-
 def one_line(done):
     """That a run ended with status 2 and one line on stderr; returns the line."""
     assert done.returncode == 2, done.stdout + done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith('error: '), done.stderr
     return lines[0]
-
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
@@ -89,9 +85,7 @@ def empty_folder(tmp_path, monkeypatch):
     torch.manual_seed(0)
     random.seed(0)
 
-
 OURS = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py')).replace(END_OF_TEXT, '<end>')
-
 
 def write_corpus(path='corpus.txt', documents=30):
     """A small text of several documents: our own source code."""
@@ -100,10 +94,8 @@ def write_corpus(path='corpus.txt', documents=30):
     Path(path).write_text(END_OF_TEXT.join(parts), encoding='utf-8', newline='')
     return path
 
-
 # every character that this Python knows: the newest ones are letters to one library and nothing to another
 CHARS = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ('Cn', 'Cs')]
-
 
 def random_text(rng, n=200):
     """Text that is hard on tokenizers: scripts, white space, contractions, digits, emoji, controls."""
@@ -111,10 +103,8 @@ def random_text(rng, n=200):
             ' العربية', '🙂', '👩‍👩‍👧', 'e\u0301', '\u3000', '\xa0', '\x00', '\x1c', '!?', '...', ' (', '_', '<|', 'ſ', "'ſ", 'K']
     return ''.join(rng.choice(bits) if rng.random() < 0.9 else rng.choice([rng.choice(CHARS), rng.choice(CHARS[:60000])]) for _ in range(n))
 
-
 def tiny(**kw):
     return GPTConfig(**{**dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32), **kw})
-
 
 SETTINGS = {
     'llama': {}, 'gqa': dict(n_kv_head=2), 'qwen3': dict(qk_norm=True), 'biased llama': dict(bias=True),
@@ -126,16 +116,13 @@ SETTINGS = {
 # -----------------------------------------------------------------------------
 # configurator.py
 
-
 def knobs_of(text, *argv):
     Path('knobs.py').write_text(text, encoding='utf-8')
     space = {'__name__': 'knobs', '__file__': 'knobs.py', '__doc__': 'Knobs.'}
     exec(text, space)
     return configure(space, argv=list(argv)), space
 
-
 KNOBS = "a = 1\nlr = 0.5\nname = 'x'\non = True\ncompile = 'auto'\n_private = 3\nBIG = 4\n"
-
 
 def test_later_arguments_win_and_types_are_those_of_the_defaults():
     Path('c.py').write_text('a = 5\nlr = 2\n')
@@ -143,11 +130,9 @@ def test_later_arguments_win_and_types_are_those_of_the_defaults():
     assert found == dict(a=5, lr=7.0, name='p=q', on=False, compile=True) and type(found['lr']) is float
     assert space['a'] == 5 and space['BIG'] == 4
 
-
 def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
     Path('c.py').write_text('import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
     assert knobs_of(KNOBS, '--a=10', 'c.py')[0]['a'] == 8
-
 
 @pytest.mark.parametrize('argument, says', [
     ('--aa=1', 'did you mean a'), ('--zzz=1', '--help'), ('--a=1.5', 'whole number'), ('--on=1', 'True or False'),
@@ -170,17 +155,14 @@ def test_what_can_not_be_read_is_one_error_that_says_what_to_do(argument, says):
     with pytest.raises(UserError, match=re.escape(says)):
         knobs_of(KNOBS, argument)
 
-
 def test_importing_a_script_reads_no_command_line(monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['x', '--max_iters=7'])
     assert script('train').max_iters != 7
-
 
 def test_knobs_written_to_a_file_set_themselves_again():
     found, _ = knobs_of(KNOBS, '--a=3', "--name=it's \\ new", '--lr=1e-30')
     Path('run.py').write_text(configurator.as_file(found))
     assert knobs_of(KNOBS, 'run.py')[0] == found
-
 
 @pytest.mark.parametrize('name', ['train', 'sample', 'prepare', 'bench'])
 def test_help_prints_every_knob_with_its_comment(name):
@@ -190,7 +172,6 @@ def test_help_prints_every_knob_with_its_comment(name):
         assert f'--{knob}=' in out
     assert {'train': 'sequences per optimizer step', 'sample': 'always the likeliest', 'prepare': 'tokens per .bin file',
             'bench': 'measured optimizer steps'}[name] in out
-
 
 @pytest.mark.parametrize('path', sorted((HERE / 'config').glob('*.py')), ids=lambda p: p.stem)
 def test_every_config_file_is_read_by_train(path):
@@ -202,7 +183,6 @@ def test_every_config_file_is_read_by_train(path):
 
 # -----------------------------------------------------------------------------
 # tokenizer.py
-
 
 def brute_force(texts, num_merges):
     """BPE training as one would explain it, on characters' bytes, in a dozen lines."""
@@ -224,12 +204,10 @@ def brute_force(texts, num_merges):
         merges.append(best)
     return merges
 
-
 def tied_corpus(rng):
     letters = rng.choice(['ab', 'abc', 'aé', 'ab '])
     words = [''.join(rng.choice(letters) for _ in range(rng.randrange(1, 9))) for _ in range(rng.randrange(1, 12))]
     return ' '.join(rng.choice(words) for _ in range(rng.randrange(1, 120)))
-
 
 def test_training_equals_brute_force_on_corpora_full_of_ties():
     rng = random.Random(0)
@@ -241,7 +219,6 @@ def test_training_equals_brute_force_on_corpora_full_of_ties():
         assert merges == want == plain_train(text, len(merges))
         assert [vocab[256 + i] for i in range(len(vocab) - 256)] == list(dict.fromkeys(a + b for a, b in want))
 
-
 @pytest.mark.parametrize('workers', [1, 2, 3, 4])
 def test_training_gives_the_same_merges_for_any_number_of_workers(workers, monkeypatch):
     monkeypatch.setattr(tokenizer_module, 'BLOCK', 3000)
@@ -251,7 +228,6 @@ def test_training_gives_the_same_merges_for_any_number_of_workers(workers, monke
     vocab, merges = train_bpe('corpus.txt', 400, [END_OF_TEXT], workers=workers)
     assert merges == brute_force(text.split(END_OF_TEXT), 143)
     assert vocab[399] == END_OF_TEXT.encode() and len(vocab) == 400
-
 
 def test_training_does_not_depend_on_the_order_of_files_or_the_hash_seed():
     for i, part in enumerate([OURS[:9000], OURS[9000:30000], OURS[30000:]]):
@@ -263,30 +239,25 @@ def test_training_does_not_depend_on_the_order_of_files_or_the_hash_seed():
         out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, 'PYTHONHASHSEED': seed, 'PYTHONPATH': str(HERE)})
         assert out.stdout.strip() == hashlib.sha256(repr(want).encode()).hexdigest(), out.stderr
 
-
 def test_training_equals_brute_force_on_the_standard_library():
     files = prepare_module.standard_library()[:60]
     assert train_bpe(files, 256 + 120)[1] == brute_force([f.read_bytes().decode() for f in files], 120)
-
 
 def test_counts_go_beyond_32_bits_and_one_more_decides():
     counts = {b'xy': 2 ** 40, b'zw': 2 ** 40 + 1, b'xyq': 2 ** 33}
     assert tokenizer_module.merge_words(counts, 259)[1] == [(b'x', b'y'), (b'z', b'w'), (b'xy', b'q')]
     assert tokenizer_module.merge_words({b'ab': 2 ** 52, b'cd': 2 ** 52 + 1}, 257)[1] == [(b'c', b'd')]
 
-
 def test_a_small_text_is_trained_on_without_other_processes(monkeypatch):
     monkeypatch.setattr(configurator, 'ProcessPoolExecutor', None)
     Path('c.txt').write_text(OURS, encoding='utf-8')
     assert len(train_bpe('c.txt', 300, workers=4)[1]) == 44
-
 
 def test_no_merge_crosses_a_special_token():
     Path('c.txt').write_text('ab<|x|>ab<|x|>ab' * 50)
     vocab, merges = train_bpe('c.txt', 300, ['<|x|>'])
     assert merges == [(b'a', b'b'), (b'ab', b'ab')]      # the last of one and the first of the next stand together
     assert all(b'<' not in a + b for a, b in merges)
-
 
 def test_text_is_cut_only_where_no_token_can_cross(monkeypatch):
     rng = random.Random(1)
@@ -303,7 +274,6 @@ def test_text_is_cut_only_where_no_token_can_cross(monkeypatch):
             for tok in toks:
                 assert [i for piece in pieces for i in tok.encode(piece.decode())] == tok.encode(text)
 
-
 @pytest.fixture(scope='module', params=['gpt2', 'gpt4'])
 def trained(request, tmp_path_factory):
     path = tmp_path_factory.mktemp('bpe') / 'c.txt'
@@ -311,12 +281,10 @@ def trained(request, tmp_path_factory):
     specials = [END_OF_TEXT, '<|pad|>']
     return Tokenizer(*train_bpe(path, 700, specials, request.param), specials, request.param)
 
-
 def as_tiktoken(tok):
     import tiktoken
     ranks = {b: i for i, b in tok.vocab.items() if i not in tok.special_ids.values()}
     return tiktoken.Encoding('ours', pat_str=PATTERNS[tok.pattern_name], mergeable_ranks=ranks, special_tokens=tok.special_ids)
-
 
 def test_encoding_equals_tiktoken_and_the_plain_form(trained):
     rng, reference = random.Random(2), as_tiktoken(trained)
@@ -329,13 +297,11 @@ def test_encoding_equals_tiktoken_and_the_plain_form(trained):
             assert [trained.vocab[i] for i in ids] == plain_encode(text, trained.merges, trained.pattern_name)
     assert trained.encode_ordinary(OURS) == reference.encode_ordinary(OURS)
 
-
 def same_in_arrays(tok, texts):
     """Are the ids of many short texts those of tiktoken, when they are encoded in one go, as a long text is?"""
     eot, reference = tok.eot, as_tiktoken(tok)
     ids = tok.encode_bytes(b'\xff'.join(text.encode() for text in texts), eot).tolist()
     return ids == [*itertools.chain.from_iterable([*reference.encode_ordinary(text), eot] for text in texts)][:-1]
-
 
 @pytest.mark.parametrize('window', [1 << 17, 61])
 def test_arrays_give_the_ids_of_tiktoken(trained, window, monkeypatch):
@@ -348,13 +314,11 @@ def test_arrays_give_the_ids_of_tiktoken(trained, window, monkeypatch):
     assert same_in_arrays(trained, [random_text(rng, rng.randrange(40)) for _ in range(100)])
     assert len(trained.pieces.all) < 50
 
-
 def test_every_character_and_every_two_bytes_that_decode(trained):
     assert same_in_arrays(trained, [''.join(CHARS[i:i + 8]) for i in range(0, len(CHARS), 8)])
     assert same_in_arrays(trained, ['a' + c + ' b' for c in CHARS[:12000]])
     two = [bytes([a, b]).decode(errors='ignore') for a in range(256) for b in range(256)]
     assert same_in_arrays(trained, [text for text in two if len(text.encode()) == 2])
-
 
 @pytest.mark.parametrize('pattern', PATTERNS)
 def test_pieces_are_cut_where_the_pattern_cuts_whatever_stands_around(pattern):
@@ -368,19 +332,16 @@ def test_pieces_are_cut_where_the_pattern_cuts_whatever_stands_around(pattern):
     kinds = np.maximum.reduceat(tokenizer_module.classes(raw), begins)
     assert all(len(w) == 1 for w, kind in zip(words, kinds) if kind <= one_word)
 
-
 def test_long_words_take_the_same_merges(trained):
     for word in ('a' * 300, 'ab' * 200, 'x' * 9000, ' ' * 9000, ''.join(random.Random(3).choice('etaoin') for _ in range(400)), ' ' * 333, '🙂' * 99):
         ids = trained.encode_ordinary(word)
         assert ids == as_tiktoken(trained).encode_ordinary(word)
-
 
 @hypothesis.given(st.text())
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_any_text_comes_back(text):
     tok = ByteTokenizer()
     assert tok.decode(tok.encode_ordinary(text)) == text and tok.encode_ordinary(text) == list(text.encode())
-
 
 def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained, monkeypatch):
     rng = random.Random(4)
@@ -390,7 +351,6 @@ def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained, mo
         cuts = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(12)))
         chunks = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
         assert list(trained.encode_iterable(chunks)) == trained.encode(text)
-
 
 STREAM = """
 import sys, tracemalloc
@@ -406,7 +366,6 @@ else:
 print(tracemalloc.get_traced_memory()[1] / 1e6)
 """
 
-
 def test_a_stream_is_not_held_in_memory(trained):
     trained.save('t.json')
     Path('line.txt').write_text(OURS[:5000], encoding='utf-8')
@@ -418,7 +377,6 @@ def test_a_stream_is_not_held_in_memory(trained):
     short, long = megabytes(100, 'stream'), megabytes(1000, 'stream')
     assert long < short + 1 and long < 16
     assert megabytes(1000, 'all at once') > 16          # this would have been seen
-
 
 def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
     specials = ['<|a|>', '<|a|><|a|>', '<|a|>b', 'b<|']
@@ -433,7 +391,6 @@ def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
         found = [names[i] for i in tok.encode(text) if i in names]
         assert found == longest_first.findall(text)
         assert max(tok.encode_ordinary(text)) < 256 and tok.decode(tok.encode(text)) == text
-
 
 @pytest.mark.parametrize('kind', ['gpt2', 'gpt4', 'byte', 'char', 'word'])
 def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind):
@@ -456,7 +413,6 @@ def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind
         assert tok.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
     assert again.vocab_size == tok.vocab_size and again.eot == tok.eot
 
-
 def test_gpt2s_pair_of_files_opens_with_its_own_ids(trained):
     vocab = {tokenizer_module.printable(b): (i * 7) % 698 for i, b in trained.vocab.items() if i < 698}    # ids in any order
     merges = [' '.join(map(tokenizer_module.printable, m)) for m in trained.merges]
@@ -466,14 +422,12 @@ def test_gpt2s_pair_of_files_opens_with_its_own_ids(trained):
     assert tok.eot == 698
     assert tok.encode_ordinary(OURS) == [(i * 7) % 698 for i in trained.encode_ordinary(OURS)]
 
-
 def test_an_unknown_character_or_word_is_unk():
     tok = CharTokenizer.train('abc')
     assert tok.encode('abz') == [0, 1, tok.unknown] and tok.decode(tok.encode('abz')) == 'ab<unk>'
     assert tok.encode('<unk>').count(tok.unknown) == 5      # text does not name it: five characters it never saw
     word = WordTokenizer.train(Counter(['the', 'the', 'cat', ' ', ' ', ' ']), 5)
     assert word.words == [' ', 'the', 'cat'] and word.encode('the dog') == [1, 0, word.unknown]
-
 
 def test_a_tokenizer_that_hugging_face_made_keeps_its_ids():
     import tokenizers
@@ -487,13 +441,11 @@ def test_a_tokenizer_that_hugging_face_made_keeps_its_ids():
     text = OURS[:5000] + END_OF_TEXT + "déjà 你好"
     assert tok.encode(text) == theirs.encode(text).ids and tok.decode(tok.encode(text)) == text
 
-
 @pytest.mark.parametrize('raw', [b'', b'x', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n', 'é\u2028\x85'.encode()])
 def test_any_file_that_is_utf8_comes_back_byte_by_byte(raw):
     Path('f.txt').write_bytes(raw)
     tok = Tokenizer(*train_bpe('f.txt', 260))
     assert tok.decode_bytes(tok.encode(raw.decode())) == tok.decode_bytes(tok.encode_bytes(raw)) == raw
-
 
 def test_two_bytes_that_are_no_character_decode_to_nothing():
     """Of the 65,536 pairs of bytes these many are no text: an ASCII byte before or after half a character, or two halves."""
@@ -507,14 +459,12 @@ def test_two_bytes_that_are_no_character_decode_to_nothing():
     tok = ByteTokenizer()
     assert all(tok.decode(tok.encode(p)) == p for p in pairs if p is not None)
 
-
 def test_bytes_are_decoded_together_since_half_a_character_is_none():
     tok = ByteTokenizer()
     ids = tok.encode('é')
     assert ''.join(tok.decode([i]) for i in ids) == '\ufffd\ufffd' and tok.decode(ids) == 'é'
     with pytest.raises(ValueError, match='999'):
         tok.decode([999])
-
 
 def test_text_that_is_not_utf8_is_named_with_the_place(monkeypatch):
     for at in (0, 5, 2999):
@@ -528,7 +478,6 @@ def test_text_that_is_not_utf8_is_named_with_the_place(monkeypatch):
         train_bpe('bad.txt', 300)
     with pytest.raises(UserError, match='too small'):
         train_bpe('bad.txt', 256, [END_OF_TEXT])
-
 
 def test_a_damaged_tokenizer_file_is_an_error_or_a_valid_tokenizer(trained):
     trained.save('t.json')
@@ -546,14 +495,12 @@ def test_a_damaged_tokenizer_file_is_an_error_or_a_valid_tokenizer(trained):
 # -----------------------------------------------------------------------------
 # prepare.py
 
-
 def prepared(*args):
     module = script('prepare', *args)
     folder = module.main()
     meta = json.loads((folder / 'meta.json').read_text())
     shards = {s: prepare_module.Shards(folder, s, meta) for s in ('train', 'val')}
     return folder, meta, {s: d.read(0, len(d)).tolist() for s, d in shards.items()}, load_tokenizer(folder / 'tokenizer.json')
-
 
 def test_documents_keep_their_text_and_are_split_by_their_hash():
     texts = [f'document {i} ' + 'x' * (i % 7) + '\n' for i in range(200)]
@@ -569,7 +516,6 @@ def test_documents_keep_their_text_and_are_split_by_their_hash():
     again = prepared('--dataset=c.txt', '--vocab_size=300')
     assert set(got['val']) <= set(again[3].decode(again[2]['val']).split(END_OF_TEXT))     # a document stays on its side
 
-
 def test_a_single_text_is_split_by_position_as_nanogpt_does():
     text = OURS[:10001]
     Path('c.txt').write_text(text, encoding='utf-8', newline='')
@@ -577,7 +523,6 @@ def test_a_single_text_is_split_by_position_as_nanogpt_does():
     n = int(len(text) * 0.9)
     assert tok.decode(ids['train']) == text[:n] and tok.decode(ids['val']).removesuffix(END_OF_TEXT) == text[n:]
     assert meta['dtype'] == '<u2' and (Path('data/c-char') / 'train_000.bin').stat().st_size == 2 * n
-
 
 def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     zstd = pytest.importorskip('compression.zstd' if sys.version_info >= (3, 14) else 'backports.zstd')
@@ -599,7 +544,6 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     assert all(r == results[0] for r in results)
     assert sum(ids.count(tok.eot) for ids in results[0][0].values()) == len(texts)
 
-
 def test_small_shards_are_read_as_one_long_array():
     write_corpus()
     _, meta, ids, tok = prepared('--dataset=corpus.txt', '--vocab_size=300')
@@ -609,7 +553,6 @@ def test_small_shards_are_read_as_one_long_array():
     shards = prepare_module.Shards(folder, 'train', cut)
     for start, n in ((770, 20), (0, 1), (776, 1), (777, 1600), (len(shards) - 5, 5)):
         assert shards.read(start, n).tolist() == ids['train'][start:start + n]
-
 
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     write_corpus()
@@ -623,7 +566,6 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
         script('prepare', '--dataset=other/corpus.txt', '--vocab_size=300').main()
     with pytest.raises(UserError, match='val_fraction'):
         script('prepare', '--dataset=corpus.txt', '--vocab_size=300', '--val_fraction=0.2').main()
-
 
 @pytest.mark.parametrize('name, data, args, says', [
     ('e.txt', b'', (), 'no text'), ('u.txt', b'abc\xff', (), 'byte 3'), ('j.jsonl', b'{"a": 1}\n', (), 'line 1'),
@@ -640,7 +582,6 @@ def test_input_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name, da
         script('prepare', f'--dataset={name}', *args).main()
     assert not list(Path('.').glob('data/[!.]*'))
 
-
 def test_the_standard_library_is_one_document_per_file_without_tests_and_tables():
     files = prepare_module.standard_library()
     root = Path(os.__file__).parent
@@ -648,12 +589,10 @@ def test_the_standard_library_is_one_document_per_file_without_tests_and_tables(
     assert {'os.py', 'json/decoder.py', 'asyncio/tasks.py'} <= set(names) and names == sorted(names)
     assert not any(re.search(r'(^|/)(test|tests|site-packages|idlelib|encodings|pydoc_data|lib2to3)/', n) for n in names)
 
-
 def rows(text):
     """The lines `name | value | value` of an output as {name: [values]}"""
     parts = [[part.strip() for part in line.split(' | ')] for line in text.splitlines() if ' | ' in line]
     return {name: values for name, *values in parts}
-
 
 def test_the_summary_says_what_can_be_counted_by_hand(capsys):
     texts = [f'le café {i} ' + 'déjà vu ' * (i % 7 + 1) for i in range(200)]
@@ -678,10 +617,8 @@ def test_the_summary_says_what_can_be_counted_by_hand(capsys):
     assert 0 < lost and len(words) < 298
     assert out['word'][1:] == [f'{meta["val"]["bytes"] / n:.2f} bytes per token', f'{lost / meta["val"]["bytes"]:.2%} of the bytes unknown']
 
-
 SMALL_TEXTS = {'two letters': 'ab', 'two characters': 'é\u3000', 'lines': ''.join(f'a {i}\n' for i in range(300)), 'emoji': '🙂' * 3000,
                'controls': '\x00\x1b\n' * 99, 'a long word': 'x' * 5000, 'empty documents': 'a<|endoftext|><|endoftext|>b'}
-
 
 @pytest.mark.parametrize('kind', ['bpe', 'char', 'byte', 'word'])
 @pytest.mark.parametrize('name', SMALL_TEXTS)
@@ -695,7 +632,6 @@ def test_the_summary_comes_whatever_the_data(kind, name, capsys):
     assert ('bpe' in rows(got)) == ('last merges' in rows(got)) == (kind == 'bpe' and tok.merges != [])
     assert len(got.splitlines()) <= 18 and max(map(len, got.splitlines())) < 250
     assert script('prepare', *args, f'--compare={folder}/tokenizer.json').main() == folder
-
 
 def test_two_tokenizers_are_compared_on_the_text_of_both(capsys):
     Path('a.txt').write_text(END_OF_TEXT.join(f'the cat number {i} sat on the mat. ' * 5 for i in range(100)))
@@ -723,7 +659,6 @@ def test_two_tokenizers_are_compared_on_the_text_of_both(capsys):
     script('prepare', '--dataset=a.txt', '--vocab_size=300', '--compare=alone.json').main()
     assert [*rows(capsys.readouterr().out)] == ['compared', 'our val']
 
-
 @pytest.mark.parametrize('name, text', [('nowhere.json', None), ('data', None), ('empty.json', ''), ('other.json', '{"a": 1}'),
                                         ('list.json', '[]'), ('binary.json', '\udcff\x00')])
 def test_a_tokenizer_that_can_not_be_compared_is_refused_before_any_work(name, text):
@@ -733,7 +668,6 @@ def test_a_tokenizer_that_can_not_be_compared_is_refused_before_any_work(name, t
         Path(name).write_bytes(text.encode(errors='surrogateescape'))
     assert name in one_line(launch(HERE / 'prepare.py', '--dataset=corpus.txt', '--vocab_size=300', f'--compare={name}'))
     assert not [*Path('data').iterdir()]
-
 
 def test_shards_that_are_not_of_the_tokenizer_beside_them_are_refused():
     write_corpus()
@@ -747,7 +681,6 @@ def test_shards_that_are_not_of_the_tokenizer_beside_them_are_refused():
         (folder / 'meta.json').write_text(json.dumps(meta))
     assert not Path('data/corpus-bpe300').exists()
 
-
 def test_the_sample_of_a_split_is_its_beginning(monkeypatch):
     monkeypatch.setattr(prepare_module, 'SAMPLE', 100)
     monkeypatch.setattr(prepare_module, 'BLOCK', 60)
@@ -759,12 +692,10 @@ def test_the_sample_of_a_split_is_its_beginning(monkeypatch):
     short = prepare_module.beginning(sample['val'], 51)
     assert short == sample['val'][:2] + [('val', 'é'.encode() * 5, sample['val'][2][2])]
 
-
 def test_ids_that_do_not_fit_raise_and_large_vocabularies_take_four_bytes():
     assert prepare_module.token_dtype(1 << 16) == '<u2' and prepare_module.token_dtype((1 << 16) + 1) == '<u4'
     tok = Tokenizer({**{i: bytes([i]) for i in range(256)}, 70000: b'ab'}, [(b'a', b'b')], [END_OF_TEXT])
     assert prepare_module.encode_batch(tok)([('train', b'xab', True)])['train'][0].tolist() == [120, 70000, tok.eot]
-
 
 def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     Path('c.txt').write_text('aa bb ' * 900 + 'zzz é ' * 100)
@@ -772,7 +703,6 @@ def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     assert tok.words == [' ', 'aa', 'bb'] and meta['val']['unknown_bytes'] == 100 * 5      # zzz and é
     bpb = train_module.bits_per_byte(1.5, meta)
     assert bpb == pytest.approx((1.5 / math.log(2) * len(ids['val']) + 8 * 500) / meta['val']['bytes'])
-
 
 class Server(http.server.BaseHTTPRequestHandler):
     data, log, faults = b'', [], []
@@ -792,7 +722,6 @@ class Server(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
-
 @pytest.fixture
 def server():
     Server.data, Server.log, Server.faults = os.urandom(100_000), [], []
@@ -802,7 +731,6 @@ def server():
     httpd.shutdown()
     httpd.server_close()
 
-
 def test_a_download_goes_on_where_it_stopped(server):
     Server.faults = ['short', 500]
     path = prepare_module.download(server, 'down/file.bin')
@@ -811,7 +739,6 @@ def test_a_download_goes_on_where_it_stopped(server):
     prepare_module.download(server, 'down/file.bin')
     assert len(Server.log) == 3         # what is there is not fetched again
 
-
 @pytest.mark.parametrize('faults, sha, says', [([404], None, '404'), ([500] * 3, None, '500'), ([], '0' * 64, 'sha256')])
 def test_a_download_that_fails_leaves_no_file_and_says_where_to_put_it(server, faults, sha, says):
     Server.faults = faults
@@ -819,7 +746,6 @@ def test_a_download_that_fails_leaves_no_file_and_says_where_to_put_it(server, f
         prepare_module.download(server, 'down/file.bin', sha)
     assert 'down/file.bin by hand' in str(e.value).replace(os.sep, '/') and server in str(e.value)
     assert not Path('down/file.bin').exists()
-
 
 def test_files_placed_by_hand_need_no_network(monkeypatch):
     Path('data/downloads').mkdir(parents=True)
@@ -831,10 +757,8 @@ def test_files_placed_by_hand_need_no_network(monkeypatch):
 # -----------------------------------------------------------------------------
 # model.py
 
-
 def close(a, b, tol):
     assert torch.allclose(a, b, rtol=tol, atol=tol), float((a - b).abs().max())
-
 
 def test_the_functions_equal_those_of_torch():
     m = model_module
@@ -851,7 +775,6 @@ def test_the_functions_equal_those_of_torch():
     close(m.RMSNorm(30, 1e-5)(x.float()), F.rms_norm(x.float(), (30,), eps=1e-5), 1e-6)
     close(m.LayerNorm(30, 1e-5, True)(x.float()), F.layer_norm(x.float(), (30,)), 1e-5)
 
-
 def test_rope_turns_by_relative_position():
     q, k = torch.randn(1, 1, 1, 16, dtype=torch.float64), torch.randn(1, 1, 1, 16, dtype=torch.float64)
     at = lambda x, i: model_module.rope(x, torch.tensor([i]))
@@ -859,14 +782,12 @@ def test_rope_turns_by_relative_position():
     assert score(3, 1) == pytest.approx(score(13, 11), abs=1e-5) and score(3, 1) != pytest.approx(score(3, 2), abs=1e-3)
     close(at(q, 0), q, 1e-12)
 
-
 def test_gpt2_has_its_published_number_of_parameters():
     with torch.device('meta'):
         model = GPT(GPTConfig(**GPT2))
     assert model.num_params() == 124_439_808
     assert model.wte.weight.size(0) == 50_304       # padded inside
     assert model.flops_per_token() == 6 * (124_439_808 - 1024 * 768 - 12 * 13 * 768 - 2 * 768) + 12 * 12 * 768 * 1024
-
 
 @pytest.mark.parametrize('name', SETTINGS)
 def test_no_position_sees_the_future_and_every_position_sees_the_past(name):
@@ -880,7 +801,6 @@ def test_no_position_sees_the_future_and_every_position_sees_the_past(name):
     assert torch.equal(before[:, :9], after[:, :9])
     assert ((before - after)[0, 9:].abs().amax(-1) > 1e-6).all()
 
-
 @pytest.mark.parametrize('name', SETTINGS)
 def test_the_cache_changes_nothing(name):
     model = GPT(tiny(**SETTINGS[name])).eval()
@@ -892,7 +812,6 @@ def test_the_cache_changes_nothing(name):
     got = [model(part, cache=cache)[0] for part in idx.split([5, 1, 1, 4, 5], dim=1)]      # prefill, single, several
     for end, logits in zip((5, 6, 7, 11, 16), got):
         close(logits[:, 0], want[:, end - 1], 2e-5)
-
 
 def test_flash_attention_equals_the_naive_form_forward_and_backward():
     for settings in ({}, dict(n_kv_head=2)):
@@ -907,14 +826,12 @@ def test_flash_attention_equals_the_naive_form_forward_and_backward():
         for a, b in zip(flash.parameters(), naive.parameters()):
             close(a.grad, b.grad, 2e-6)
 
-
 @pytest.mark.parametrize('name', ['llama', 'tied', 'gpt2', 'qwen3', 'padded'])
 def test_the_loss_starts_at_the_log_of_the_vocabulary(name):
     model = GPT(tiny(**{**dict(vocab_size=1000, n_embd=64), **SETTINGS[name]}))
     V = model.config.vocab_size
     idx = torch.randint(0, V, (64, 17))
     assert float(model(idx[:, :-1], idx[:, 1:])[1].detach()) == pytest.approx(math.log(V), rel=0.03)
-
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_one_batch_can_be_learned_by_heart(dtype):
@@ -929,7 +846,6 @@ def test_one_batch_can_be_learned_by_heart(dtype):
         optimizer.step()
     assert float(loss.detach()) < 0.1
 
-
 def test_initial_weights_have_their_spread_and_are_cut():
     model = GPT(tiny(n_embd=256, d_ff=1024, vocab_size=1000))
     assert float(model.wte.weight.detach().std()) == pytest.approx(0.987, rel=0.02) and float(model.wte.weight.detach().abs().max()) <= 3
@@ -938,7 +854,6 @@ def test_initial_weights_have_their_spread_and_are_cut():
     gpt2 = GPT(tiny(n_embd=256, n_layer=8, **GPT2))
     assert float(gpt2.h[0].mlp.down.weight.detach().std()) == pytest.approx(0.02 / 4, rel=0.03)
     assert float(gpt2.h[0].attn.c_attn.weight.detach().std()) == pytest.approx(0.02, rel=0.03)
-
 
 def test_the_padding_of_the_vocabulary_never_matters():
     model = GPT(tiny(vocab_size=1100))
@@ -954,7 +869,6 @@ def test_the_padding_of_the_vocabulary_never_matters():
     assert not model.wte.weight[1100:].any() and not model.lm_head.weight[1100:].any()
     assert model_module.export_tensors(model)['model.embed_tokens.weight'].shape == (1100, 32)
 
-
 def jittered(config):
     """A model without the zeros and ones of a fresh one."""
     model = GPT(config).eval()
@@ -965,7 +879,6 @@ def jittered(config):
             w[config.vocab_size:] = 0
     return model
 
-
 @pytest.mark.parametrize('name', SETTINGS)
 def test_a_checkpoint_gives_the_same_model_back(name):
     model = jittered(tiny(**SETTINGS[name]))
@@ -974,7 +887,6 @@ def test_a_checkpoint_gives_the_same_model_back(name):
     assert again.config == model.config
     for (n, a), b in zip(model.state_dict().items(), again.state_dict().values()):
         assert torch.equal(a, b), n
-
 
 @pytest.mark.parametrize('name, theirs', [('gqa', 'LlamaForCausalLM'), ('biased llama', 'LlamaForCausalLM'), ('padded', 'LlamaForCausalLM'),
                                           ('qwen3', 'Qwen3ForCausalLM'), ('gpt2', 'GPT2LMHeadModel'), ('tied', 'LlamaForCausalLM')])
@@ -993,7 +905,6 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits_and_continuation(n
     tok = transformers.AutoTokenizer.from_pretrained('step_1')
     assert tok.eos_token == END_OF_TEXT and tok('hé')['input_ids'] == list('hé'.encode())
 
-
 @pytest.mark.parametrize('kind', ['gpt2', 'llama', 'qwen3'])
 def test_a_folder_that_transformers_saved_loads_with_the_same_logits(kind):
     import transformers as t
@@ -1007,7 +918,6 @@ def test_a_folder_that_transformers_saved_loads_with_the_same_logits(kind):
     with torch.no_grad():
         close(model(idx)[0], hf(idx).logits, 1e-5)
 
-
 def test_gpt2_weights_as_the_hub_has_them_load_too():
     from safetensors.torch import load_file, save_file
     model = jittered(tiny(**GPT2))
@@ -1019,7 +929,6 @@ def test_gpt2_weights_as_the_hub_has_them_load_too():
     idx = torch.randint(0, 50, (1, 16))
     assert torch.equal(model_module.load_model('hub').eval()(idx)[0], model(idx)[0])
 
-
 @pytest.mark.parametrize('damage, says', [
     (lambda p: p.write_bytes(p.read_bytes()[:-50]), 'damaged'), (lambda p: p.write_bytes(p.read_bytes() + b'x'), 'damaged'),
     (lambda p: p.write_bytes(p.read_bytes()[:900] + bytes([p.read_bytes()[900] ^ 1]) + p.read_bytes()[901:]), 'damaged'),
@@ -1030,7 +939,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(damage, says):
     damage(Path('step_1/model.safetensors'))
     with pytest.raises(UserError, match=f'model.safetensors is {says}'):
         model_module.load_model('step_1')
-
 
 @pytest.mark.parametrize('change, says', [
     (dict(model_type='mamba'), 'mamba'), (dict(hidden_size=64), 'shape|head_dim'), (dict(num_hidden_layers=3), 'lack'),
@@ -1044,7 +952,6 @@ def test_a_foreign_folder_that_does_not_fit_is_refused(change, says):
     with pytest.raises(UserError, match=says):
         model_module.load_model('step_1')
 
-
 @pytest.mark.parametrize('change', [dict(n_head=5), dict(n_kv_head=3), dict(norm='batch'), dict(mlp='relu'), dict(n_layer=0),
                                     dict(n_embd=12, n_head=4), dict(dropout=1.5)])
 def test_a_model_that_can_not_be_built_is_an_error(change):
@@ -1053,7 +960,6 @@ def test_a_model_that_can_not_be_built_is_an_error(change):
 
 # -----------------------------------------------------------------------------
 # train.py
-
 
 def test_adamw_is_bit_equal_to_torchs():
     shapes = [(7, 5), (5,), (3, 4, 2)]
@@ -1070,14 +976,12 @@ def test_adamw_is_bit_equal_to_torchs():
     for p, q in zip(ours, theirs):
         assert torch.equal(p, q)
 
-
 def test_weight_decay_is_for_matrices_only():
     model = GPT(tiny(**GPT2))
     decayed, rest = train_module.make_optimizer(model).param_groups
     assert all(p.dim() >= 2 for p in decayed['params']) and decayed['weight_decay'] == train_module.weight_decay > 0
     assert all(p.dim() == 1 for p in rest['params']) and rest['weight_decay'] == 0
     assert len(decayed['params']) + len(rest['params']) == len(list(model.parameters()))
-
 
 @pytest.mark.parametrize('max_norm', [0.5, 100.0, 0.0])
 def test_clipping_equals_torchs(max_norm):
@@ -1094,14 +998,12 @@ def test_clipping_equals_torchs(max_norm):
     for a, p in zip(ours, params):
         close(a, p.grad, 1e-6)
 
-
 def test_the_schedule_warms_up_decays_as_a_cosine_and_stays():
     lr = lambda it: train_module.get_lr(it, 1.0, 0.1, 10, 110)
     assert [lr(0), lr(5), lr(10)] == [0.0, 0.5, 1.0] and lr(60) == pytest.approx(0.55)
     assert lr(110) == lr(1000) == 0.1 and lr(109) > 0.1
     assert all(lr(i) >= lr(i + 1) for i in range(10, 110))
     assert train_module.get_lr(0, 1.0, 0.0, 0, 10) == 1.0
-
 
 def test_every_window_comes_once_per_epoch_in_another_order_each_time():
     n_tokens, T = 1003, 10
@@ -1115,14 +1017,12 @@ def test_every_window_comes_once_per_epoch_in_another_order_each_time():
     assert together == sum(epochs, [])
     assert train_module.epoch_order(1, 0, 100, 8)[:5].tolist() == [23, 39, 15, 71, 55]      # the same on every machine
 
-
 def test_targets_are_the_next_tokens():
     write_corpus()
     folder, meta, ids, _ = prepared('--dataset=corpus.txt', '--vocab_size=300')
     x, y = prepare_module.Shards(folder, 'train', meta).batch([0, 50], 8)
     assert x[0].tolist() == ids['train'][:8] and y[0].tolist() == ids['train'][1:9] and y[1].tolist() == ids['train'][51:59]
     assert x.dtype == torch.int64
-
 
 def test_evaluation_is_the_mean_over_every_token_of_the_split():
     write_corpus()
@@ -1138,10 +1038,8 @@ def test_evaluation_is_the_mean_over_every_token_of_the_split():
         assert train_module.evaluate(model, model, shards, 16, micro, 0, 'cpu') == pytest.approx(total / (len(val) - 1), abs=1e-6)
     assert model.training
 
-
 SMALL = ['--dataset=corpus.txt', '--vocab_size=300', '--n_layer=2', '--n_head=2', '--n_embd=32', '--block_size=16', '--batch_size=8',
          '--warmup_iters=2', '--eval_tokens=320', '--log_interval=1', '--sample_tokens=8', '--dtype=float32', '--compile=False']
-
 
 def train_here(*args):
     """train.py in this process: -> (result of main, log, newest checkpoint)"""
@@ -1151,21 +1049,17 @@ def train_here(*args):
     run = result['run']
     return result, train_module.read_log(run / 'log.jsonl'), (model_module.checkpoints(run) or [None])[-1]
 
-
 def losses(log):
     return [e['loss'] for e in log if 'loss' in e]
-
 
 def weights(checkpoint):
     from safetensors.torch import load_file
     return {**load_file(checkpoint / 'model.safetensors'), **load_file(checkpoint / 'training.safetensors')}
 
-
 def same_weights(a, b):
     a, b = weights(a), weights(b)
     assert a.keys() == b.keys()
     return all(torch.equal(a[k], b[k]) for k in a)
-
 
 def test_a_run_leaves_what_was_promised():
     result, log, last = train_here('--max_iters=12', '--eval_interval=5')
@@ -1181,7 +1075,6 @@ def test_a_run_leaves_what_was_promised():
         'training.json', 'training.safetensors', 'manifest.json'}
     assert train_here('--max_iters=2')[0]['run'] == Path('out/corpus-2')
 
-
 @pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
     _, straight, a = train_here('--max_iters=20', '--eval_interval=100', '--out_dir=a', *extra)
@@ -1194,7 +1087,6 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
     assert same_weights(a, b) and losses(log) == losses(straight)
     resumed = script('train', 'c/config.py', '--init_from=auto', '--out_dir=c').main()       # the command that is printed
     assert same_weights(a, model_module.checkpoints(resumed['run'])[-1])
-
 
 def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
     _, log, last = train_here('--max_iters=6', '--seed=5', '--learning_rate=3e-3', '--weight_decay=0', '--grad_clip=0.5')
@@ -1215,12 +1107,10 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
         assert (entry['loss'], entry['grad_norm']) == pytest.approx((float(loss.detach()), float(norm)), rel=1e-5)
     close(weights(last)['model.embed_tokens.weight'], model.wte.weight.detach(), 1e-6)
 
-
 def test_evaluating_does_not_disturb_training():
     _, often, a = train_here('--max_iters=9', '--eval_interval=2', '--dropout=0.1', '--out_dir=a')
     _, never, b = train_here('--max_iters=9', '--eval_interval=99', '--dropout=0.1', '--out_dir=b')
     assert losses(often) == losses(never) and same_weights(a, b)
-
 
 def test_dropout_is_fresh_at_every_step_and_micro_batch():
     Path('a.txt').write_text('a' * 4000)        # every window is the same, so losses differ by dropout alone
@@ -1231,12 +1121,10 @@ def test_dropout_is_fresh_at_every_step_and_micro_batch():
     two = train_here(*args, '--dropout=0.5', '--batch_size=2', '--micro_batch_size=1', '--out_dir=d')[1]
     assert all(abs(x - y) > 1e-6 for x, y in zip(losses(one), losses(two)))     # the second micro-batch has its own
 
-
 def test_accumulation_is_the_same_as_one_large_batch():
     logs = [train_here('--max_iters=10', f'--micro_batch_size={m}', f'--out_dir=m{m}')[1] for m in (0, 4, 1)]
     for log in logs[1:]:
         assert losses(log) == pytest.approx(losses(logs[0]), abs=1e-5)
-
 
 def test_old_checkpoints_go_and_the_best_stays():
     _, log, _ = train_here('--max_iters=24', '--eval_interval=3', '--learning_rate=5', '--min_lr=5', '--warmup_iters=20', '--keep_checkpoints=2')
@@ -1244,7 +1132,6 @@ def test_old_checkpoints_go_and_the_best_stays():
     best = min(evaluated, key=evaluated.get)
     assert best < 21
     assert [int(p.name[5:]) for p in model_module.checkpoints('out/corpus')] == [best, 21, 24]
-
 
 def test_a_complete_run_says_so_and_a_taken_folder_is_refused(capsys):
     train_here('--max_iters=3', '--out_dir=a')
@@ -1257,7 +1144,6 @@ def test_a_complete_run_says_so_and_a_taken_folder_is_refused(capsys):
     with pytest.raises(UserError, match='n_embd'):
         train_here('--max_iters=9', '--out_dir=a', '--init_from=resume', '--n_embd=64')
 
-
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(capsys):
     _, straight, a = train_here('--max_iters=9', '--eval_interval=3', '--out_dir=a')
     shutil.copytree('a', 'b')
@@ -1267,7 +1153,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(capsys
     assert same_weights(a, b)
     out = capsys.readouterr().out
     assert 'training.safetensors is damaged' in out and 'resumed b/step_00000006' in out.replace(os.sep, '/')
-
 
 def test_a_checkpoint_or_a_hugging_face_folder_starts_a_new_run_with_its_own_tokenizer():
     _, _, first = train_here('--max_iters=3', '--out_dir=a')
@@ -1281,7 +1166,6 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_new_run_with_its_own_tok
     more = script('train', 'b/config.py', '--init_from=resume', '--max_iters=4').main()       # it goes on as what it is
     assert more['step'] == 4
 
-
 def test_nanogpts_pair_of_files_works_as_it_is(capsys):
     Path('nano').mkdir()
     rng = np.random.default_rng(0)
@@ -1292,14 +1176,12 @@ def test_nanogpts_pair_of_files_works_as_it_is(capsys):
     assert 'taken as tokens of GPT-2' in out and 'bits per byte |' not in out and result['val_bpb'] is None
     assert losses(log)[0] == pytest.approx(math.log(50257), rel=0.03)
 
-
 def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
     write_corpus()
     done = launch(HERE / 'train.py', *SMALL, '--max_iters=400', '--eval_interval=20', '--learning_rate=1e30', '--grad_clip=0', '--out_dir=a')
     assert done.returncode == 3 and 'diverged: ' in done.stderr and 'Traceback' not in done.stderr
     for checkpoint in model_module.checkpoints('a'):
         assert all(torch.isfinite(w).all() for w in weights(checkpoint).values())
-
 
 def test_wandb_that_fails_costs_one_line(monkeypatch, capsys):
     class Broken:
@@ -1313,13 +1195,11 @@ def test_wandb_that_fails_costs_one_line(monkeypatch, capsys):
     assert losses(train_here('--max_iters=4', '--wandb_log=True', '--out_dir=b')[1]) == losses(log)
     assert capsys.readouterr().out.count('wandb failed') == 1
 
-
 def test_without_matplotlib_there_is_no_picture_and_no_failure(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
     assert not (train_here('--max_iters=2')[0]['run'] / 'curves.png').exists()
     assert 'pip install matplotlib' in capsys.readouterr().out
-
 
 @pytest.mark.parametrize('cuda, mps, want', [(True, False, 'cuda:1'), (False, True, 'mps'), (False, False, 'cpu')])
 def test_the_device_is_what_there_is(cuda, mps, want, monkeypatch):
@@ -1332,7 +1212,6 @@ def test_the_device_is_what_there_is(cuda, mps, want, monkeypatch):
         with pytest.raises(UserError, match='has 2 GPUs'):
             train_module.choose_device(local_rank=2)
 
-
 @pytest.mark.parametrize('place, faked, want', [
     ('cuda:0', dict(gpu=True), 'bfloat16'), ('cuda:0', dict(gpu=False), 'float32'), ('mps', {}, 'float32'),
     ('cpu', dict(amx=False, avx=False), 'float32'), ('cpu', dict(amx=True, avx=False), 'bfloat16'), ('cpu', dict(amx=False, avx=True), 'bfloat16')])
@@ -1342,7 +1221,6 @@ def test_bfloat16_is_used_only_where_the_hardware_has_it(place, faked, want, mon
     monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: faked['avx'], raising=False)
     value, why = train_module.choose_dtype(place)
     assert value == want and why
-
 
 def test_compiling_falls_back_where_triton_a_compiler_or_the_card_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda place: (9, 0))
@@ -1357,7 +1235,6 @@ def test_compiling_falls_back_where_triton_a_compiler_or_the_card_is_missing(mon
     monkeypatch.setattr(shutil, 'which', lambda name: None)
     assert train_module.choose_compile('cpu') == (False, 'no C++ compiler was found')
 
-
 def test_a_compile_that_fails_falls_back_to_eager(monkeypatch, capsys):
     def broken(model):
         def forward(*args):
@@ -1366,7 +1243,6 @@ def test_a_compile_that_fails_falls_back_to_eager(monkeypatch, capsys):
     monkeypatch.setattr(torch, 'compile', broken)
     train_here('--max_iters=2', '--compile=True', '--out_dir=a')
     assert 'compile   | False (it failed: no luck)' in capsys.readouterr().out
-
 
 def test_without_fork_a_new_python_does_the_work():
     write_corpus()
@@ -1380,7 +1256,6 @@ if __name__ == '__main__':
 ''')
     assert launch('spawn.py', check=0).stdout.strip() == '44'
 
-
 def test_a_run_made_for_a_gpu_says_what_it_takes_here(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['train.py', str(HERE / 'config/train_tinystories.py')])
     write_corpus()
@@ -1389,7 +1264,6 @@ def test_a_run_made_for_a_gpu_says_what_it_takes_here(monkeypatch, capsys):
     module.main()
     out = capsys.readouterr().out
     assert 'about 34.7 days here; smaller: python train.py' in out and 'train_tinystories_cpu.py' in out
-
 
 @pytest.mark.parametrize('args, says', [
     (['--max_iter=3'], 'max_iters'), (['--batch_size=1.5'], 'whole number'), (['--dataset=nowhere.txt'], 'nowhere.txt'),
@@ -1404,7 +1278,6 @@ def test_what_a_person_can_get_wrong_is_one_line_and_status_2(args, says):
     Path('latin.txt').write_bytes('abcé'.encode('latin-1'))
     assert says in one_line(launch(HERE / 'train.py', *SMALL, *args))
 
-
 def test_errors_of_the_other_scripts_are_one_line_too():
     assert 'python train.py' in one_line(launch(HERE / 'sample.py'))
     assert 'there is no checkpoint' in one_line(launch(HERE / 'sample.py', '--out_dir=nowhere'))
@@ -1413,7 +1286,6 @@ def test_errors_of_the_other_scripts_are_one_line_too():
 
 # -----------------------------------------------------------------------------
 # sample.py
-
 
 def test_filtering_keeps_the_likeliest_tokens():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
@@ -1424,7 +1296,6 @@ def test_filtering_keeps_the_likeliest_tokens():
     close(f(top_p=0.5), torch.tensor([1.0, 0, 0, 0]), 1e-6)
     close(f(top_p=0.01), torch.tensor([1.0, 0, 0, 0]), 1e-6)        # never nothing
     close(f(temperature=0.5)[0] / f(temperature=0.5)[1], torch.tensor((0.5 / 0.3) ** 2), 1e-5)
-
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2', 'gqa'])
 def test_generation_is_the_same_with_and_without_a_cache_past_the_context(name):
@@ -1437,7 +1308,6 @@ def test_generation_is_the_same_with_and_without_a_cache_past_the_context(name):
             runs.append(torch.stack(list(sample_module.generate(model, prompt, 60, generator=g, cache=cache, **options))))
         assert torch.equal(*runs)
 
-
 def test_a_full_context_goes_on_with_its_last_half():
     model, seen = jittered(tiny()), []
     model.register_forward_pre_hook(lambda m, args: seen.append(args[0].tolist()))
@@ -1445,14 +1315,12 @@ def test_a_full_context_goes_on_with_its_last_half():
     assert [len(s[0]) for s in seen] == [10, 11, 12, 13, 14, 15, 16, 8, 9]
     assert seen[7][0] == ([0] * 10 + new)[9:17]
 
-
 def test_generation_stops_at_the_stop_token():
     model = jittered(tiny())
     free = [int(x) for x in sample_module.generate(model, torch.zeros(1, 1, dtype=torch.int64), 30, temperature=0)]
     stop = free[5]
     got = [int(x) for x in sample_module.generate(model, torch.zeros(1, 1, dtype=torch.int64), 30, temperature=0, stop=stop)]
     assert got == free[:free.index(stop) + 1]
-
 
 def test_a_stream_never_shows_half_a_character():
     tok = ByteTokenizer()
@@ -1462,7 +1330,6 @@ def test_a_stream_never_shows_half_a_character():
     stream(tok.encode('é')[0])
     assert stream.end() == '\ufffd'
     assert sample_module.visible('a\n\x1b[31m\t') == 'a\n\\x1b[31m\t'
-
 
 def test_samples_come_from_the_newest_run_and_repeat(capsys):
     train_here('--max_iters=3')
@@ -1478,14 +1345,12 @@ def test_samples_come_from_the_newest_run_and_repeat(capsys):
 # -----------------------------------------------------------------------------
 # bench.py
 
-
 def test_bench_measures_a_step_and_counts_its_flops(capsys):
     result = script('bench', '--steps=3', '--warmup_steps=1', '--n_embd=64', '--n_layer=2', '--device=cpu').main()
     out = capsys.readouterr().out
     assert result['ms'] > 0 and 0 < result['share_of_peak'] < 1.5 and 'of the largest matmul rate measured here' in out
     train = script('bench').train
     assert result['tokens_per_second'] == pytest.approx(train.batch_size * train.block_size / result['ms'] * 1e3, rel=1e-3)
-
 
 def test_the_peak_of_a_known_card_is_its_published_one(monkeypatch):
     for name, peak in (('NVIDIA H200', 989e12), ('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA GeForce RTX 4090', 165.2e12), ('Other', 0),
@@ -1496,13 +1361,11 @@ def test_the_peak_of_a_known_card_is_its_published_one(monkeypatch):
 # -----------------------------------------------------------------------------
 # end to end, in processes of their own
 
-
 def torchrun(n, *args, **env):
     done = launch('-m', 'torch.distributed.run', f'--nproc_per_node={n}', '--master_port=0', '--rdzv_backend=c10d',
                   '--rdzv_endpoint=localhost:0', HERE / 'train.py', *args, **env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
     return done
-
 
 def test_two_and_four_processes_compute_what_one_does():
     write_corpus()
@@ -1515,7 +1378,6 @@ def test_two_and_four_processes_compute_what_one_does():
         assert len(losses(log)) == 50 and losses(log) == pytest.approx(losses(one), abs=1e-5)
         assert [e['val_loss'] for e in log if 'val_loss' in e] == pytest.approx([e['val_loss'] for e in one if 'val_loss' in e], abs=1e-5)
 
-
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(monkeypatch):
     module = script('train', '--batch_size=10')
     with pytest.raises(UserError, match='8 and 12'):
@@ -1525,7 +1387,6 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(monk
     assert script('train', '--batch_size=12', '--micro_batch_size=3').check_batch(2) == (3, 2)
     large = script('train', '--batch_size=512', '--block_size=1024')
     assert large.check_batch(2, 'cuda:0') == (256, 1) and large.check_batch(2, 'cpu') == (16, 16)
-
 
 def run_until(path, args, sent, kind):
     """Starts train.py and sends it a signal as soon as its log has `sent` lines."""
@@ -1537,7 +1398,6 @@ def run_until(path, args, sent, kind):
     process.send_signal(kind)
     return process.wait(60), process.stderr.read().decode()
 
-
 def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not():
     args = ['--max_iters=300', '--eval_interval=10', '--sample_tokens=0', '--dropout=0.1', '--log_interval=1']
     _, straight, a = train_here(*args, '--out_dir=a')
@@ -1546,7 +1406,6 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not():
         assert status == -signal.SIGKILL
     _, log, b = train_here(*args, '--out_dir=b', '--init_from=auto')
     assert same_weights(a, b) and losses(log) == losses(straight)
-
 
 @pytest.mark.parametrize('kind', [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_asked_to_stop_saves_first(kind):
@@ -1559,7 +1418,6 @@ def test_a_run_that_is_asked_to_stop_saves_first(kind):
     _, log, b = train_here(*args, '--out_dir=b', '--init_from=resume')
     assert same_weights(a, b) and losses(log) == losses(straight)
 
-
 def test_the_readme_names_files_that_exist_and_lists_them_all():
     text = (HERE / 'README.md').read_text(encoding='utf-8')
     named = set(re.findall(r'(?:config/)?\w+\.py\b', text))
@@ -1568,7 +1426,6 @@ def test_the_readme_names_files_that_exist_and_lists_them_all():
     assert {p.name for p in HERE.glob('*.py')} <= named
     for command in re.findall(r'^(?:python|torchrun \S+) (\S+\.py)', text, re.M):
         assert (HERE / command).exists(), command
-
 
 if __name__ == '__main__':
     sys.exit(pytest.main([__file__, '-q', *sys.argv[1:]]))

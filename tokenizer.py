@@ -51,7 +51,6 @@ def plain_merge(word, pair):
             i += 1
     return out
 
-
 def plain_train(text, num_merges, pattern='gpt2'):
     """The merges of byte-level BPE in order: the most frequent pair first, ties to the greater pair of bytes."""
     words = [[bytes([b]) for b in w.encode()] for w in regex.findall(PATTERNS[pattern], text)]
@@ -64,7 +63,6 @@ def plain_train(text, num_merges, pattern='gpt2'):
         words = [plain_merge(word, best) for word in words]
         merges.append(best)
     return merges
-
 
 def plain_encode(text, merges, pattern='gpt2'):
     """The tokens (as bytes) of a text: in each word, join the pair that was merged first in training, and repeat."""
@@ -86,13 +84,11 @@ BLOCK = 1 << 21     # bytes that one process takes at a time
 # is neither. (?r) searches from the right.
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
 
-
 def special_pattern(special_tokens, form=str):
     """Splits str (or bytes) at special tokens, the longest where several fit, and keeps them; None if there are none."""
     tokens = sorted(filter(None, special_tokens or []), key=len, reverse=True)
     text = f'({"|".join(map(re.escape, tokens))})'
     return re.compile(text if form is str else text.encode()) if tokens else None
-
 
 def blocks(chunks, size, special_tokens=()):
     """Joins chunks of UTF-8 bytes to blocks of `size` or more, cut where no token can cross, wherever the chunks were cut."""
@@ -119,7 +115,6 @@ def blocks(chunks, size, special_tokens=()):
         wanted = max(size, 2 * length)                  # what has no cut is not looked at for every chunk
     yield b''.join(waiting)
 
-
 def read_blocks(file, name, special_tokens=()):
     """The blocks of a binary file; joined, they are the file. Raises UserError where the bytes are not UTF-8."""
     def chunks():
@@ -136,7 +131,6 @@ def read_blocks(file, name, special_tokens=()):
             yield chunk
     return filter(None, blocks(chunks(), BLOCK, special_tokens))
 
-
 # -----------------------------------------------------------------------------
 # cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 16
 #
@@ -146,7 +140,6 @@ def read_blocks(file, name, special_tokens=()):
 SEPARATOR, LETTER, SPACE, DIGIT, OTHER, BLANK, NEWLINE, APOSTROPHE, UNSURE = range(9)      # classes of characters
 WHITE, BLACK = {SPACE, BLANK, NEWLINE}, {LETTER, DIGIT, OTHER, APOSTROPHE}
 WINDOW = 1 << 17        # bytes that are cut at once: what is worked on stays in the processor's cache
-
 
 @functools.cache
 def class_tables():
@@ -164,7 +157,6 @@ def class_tables():
         table[ord(char)] = kind
     return table, table[:128].tobytes() + bytes([SEPARATOR]) * 128
 
-
 def gpt2_cut(a, b):
     """May GPT-2's pattern be cut between neighbours of classes a and b (1), before a (2), both (3), or neither (0)?"""
     if a in WHITE and b in BLACK:
@@ -172,7 +164,6 @@ def gpt2_cut(a, b):
     contraction = a == APOSTROPHE and b == LETTER
     return int(a != b and a != SPACE and UNSURE not in (a, b) and not {a, b} <= WHITE and not contraction
                and {a, b} != {OTHER, APOSTROPHE})
-
 
 def gpt4_cut(a, b):
     """As gpt2_cut, for GPT-4's pattern, where line breaks go with what stands before them."""
@@ -182,16 +173,13 @@ def gpt4_cut(a, b):
         return int(b in (SPACE, DIGIT))
     return (b in BLACK) * {SPACE: 2, NEWLINE: 1}.get(a, 0)
 
-
 def cut_table(rule):
     """For bytes.translate: 16 a + b -> what the rule says about neighbours of classes a and b."""
     return bytes(0 if max(a, b) > UNSURE else 1 if SEPARATOR in (a, b) else rule(a, b)
                  for a in range(16) for b in range(16))
 
-
 CUTS = {'gpt2': cut_table(gpt2_cut), 'gpt4': cut_table(gpt4_cut)}
 ONE_WORD = {'gpt2': NEWLINE, 'gpt4': SPACE}     # a piece of classes up to this one is a single word
-
 
 def classes(raw):
     """UTF-8 bytes -> the class of each byte, which is that of its character."""
@@ -204,7 +192,6 @@ def classes(raw):
         kinds[at] = np.repeat(of_char[code], 2 + (code > 0x7FF) + (code > 0xFFFF))
     return kinds
 
-
 def cuts(raw, pattern):
     """Where the pieces of UTF-8 bytes begin: two table look-ups a byte."""
     kinds = classes(raw)
@@ -213,7 +200,6 @@ def cuts(raw, pattern):
     begins[1:] = says & 1
     begins[1:-1] |= says[1:] >> 1
     return np.flatnonzero(begins.view(bool))
-
 
 def words_of(pieces, pattern):
     """[bytes] -> (the words in them, for each word the index of its piece)"""
@@ -234,7 +220,6 @@ def words_of(pieces, pattern):
 ALL = np.uint64(2 ** 64 - 1)
 # by the size of a piece: which of its first 8 bytes are its own, which of the next 8, and the size in the last byte
 MASK_LO, MASK_HI, SIZE = np.array([(256 ** min(n, 8) - 1, 256 ** max(n - 8, 0) - 1, n << 56) for n in range(17)], object).T.astype(np.uint64)
-
 
 class Index:
     """
@@ -289,7 +274,6 @@ class Index:
             number[new] = self.find(lo[new], hi[new])
             added += first.tolist()
         return number, added
-
 
 class Pieces:
     """
@@ -349,7 +333,6 @@ class count_words:
         numbers = np.concatenate([np.zeros(0, int), *self.pieces.windows(raw)])
         return os.getpid(), self.pieces.all[known:], np.bincount(numbers, minlength=len(self.pieces.all))[1:]
 
-
 def add_counts(counted, pattern):
     """Adds up what count_words gave for the blocks of a text, in one process or several. -> {word as bytes: count}"""
     number, numbers_of, total = {}, {}, np.zeros(0, np.int64)
@@ -362,7 +345,6 @@ def add_counts(counted, pattern):
         out[word] = out.get(word, 0) + n
     out.pop(b'\xff', None)
     return out
-
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
     """
@@ -387,13 +369,11 @@ def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers
     counted = parallel_map(count_words(pattern, special_tokens), read(), workers or default_workers())
     return merge_words(add_counts(counted, pattern), vocab_size, special_tokens)
 
-
 def check_vocab_size(vocab_size, special_tokens):
     least = 256 + len(special_tokens)
     if vocab_size < least:
         raise UserError(f'vocab_size {vocab_size} is too small: it counts the 256 bytes and {len(special_tokens)} '
                         f'special tokens, so give {least} or more')
-
 
 def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: steps):
     """{word as bytes: count} -> (vocab, merges), as train_bpe returns them; equal to plain_train."""
@@ -403,7 +383,6 @@ def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: st
         progress(len(batch))
     return dict(enumerate(state.vocab + [token.encode() for token in special_tokens])), merges
 
-
 def every_other(at, step):
     """Of sorted places those to merge at where pairs overlap, as in aaa: every_other([3, 4, 5, 9], 1) -> [3, 5, 9]"""
     follows = np.diff(at) == step
@@ -412,16 +391,13 @@ def every_other(at, step):
     index = np.arange(len(at))
     return at[(index - np.maximum.accumulate(index * np.append(True, ~follows))) % 2 == 0]
 
-
 def groups(keys, weight):
     """-> (an order in which equal keys are neighbours, where each key begins in it, the weight of each key)"""
     order = np.argsort(keys, kind='stable' if keys.dtype == np.uint16 else None)
     begin = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0)[:len(keys)])
     return order, begin, np.add.reduceat(weight[order], begin) if len(keys) else begin
 
-
 LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
-
 
 class Merging:
     """
@@ -564,7 +540,6 @@ NONE = np.int32(2 ** 31 - 1)
 # a text can be cut before a space, if what stands before or after it is not white space
 SAFE_SPACE, UNSAFE_SPACE = re.compile(r' (?:(?=\S)|(?<=\S ))'), re.compile(r' (?!\S)(?<=\s )')
 
-
 class Cache(dict):
     """A dict of limited size that asks a function for what it lacks."""
 
@@ -579,7 +554,6 @@ class Cache(dict):
             self[key] = value
         return value
 
-
 class Ragged:
     """Short arrays, to be put end to end in any order."""
 
@@ -592,7 +566,6 @@ class Ragged:
         size = self.size.take(index)
         begin = np.cumsum(size) - size
         return self.flat.take(np.repeat(self.begin.take(index) - begin, size) + np.arange(size.sum())), begin
-
 
 class BaseTokenizer:
     """
@@ -683,7 +656,6 @@ class BaseTokenizer:
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
         with open(path, 'w', encoding='utf-8', newline='\n') as f:
             json.dump(self.as_json(), f, ensure_ascii=False, indent=1)
-
 
 class Tokenizer(BaseTokenizer):
     """Byte-level BPE: every text has ids, and decode(encode(text)) == text."""
@@ -860,11 +832,9 @@ class Tokenizer(BaseTokenizer):
         decoder = {'type': 'ByteLevel', 'add_prefix_space': True, 'trim_offsets': True, 'use_regex': True}
         return tokenizer_json(self, pre, model, decoder)
 
-
 def ByteTokenizer(special_tokens=(END_OF_TEXT,)):
     """The 256 bytes and no merges."""
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
-
 
 class WordTokenizer(BaseTokenizer):
     """A token for each of the given words (matches of \\w+|. in the text), <unk> for every other one."""
@@ -893,7 +863,6 @@ class WordTokenizer(BaseTokenizer):
         model = {'type': 'WordLevel', 'vocab': {b.decode(): i for i, b in self.vocab.items()}, 'unk_token': UNKNOWN}
         return tokenizer_json(self, pre, model, {'type': 'Fuse'})
 
-
 class CharTokenizer(WordTokenizer):
     """A token for each character of an alphabet, <unk> for every other one."""
     pattern_text = r'(?s).'
@@ -911,14 +880,11 @@ PRINTABLE = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *
 TO_CHAR = {b: chr(b) for b in PRINTABLE} | {b: chr(256 + i) for i, b in enumerate(sorted({*range(256)} - {*PRINTABLE}))}
 TO_BYTE = {c: b for b, c in TO_CHAR.items()}
 
-
 def printable(token):
     return ''.join([TO_CHAR[b] for b in token])
 
-
 def from_printable(token):
     return bytes([TO_BYTE[c] for c in token])
-
 
 def read_bpe(vocab, merges, specials):
     """The vocab and merges of a Tokenizer from those of a file: {token: id}, ['a b' or ['a', 'b']]"""
@@ -928,13 +894,11 @@ def read_bpe(vocab, merges, specials):
         raise ValueError('an id or a merge is out of range')
     return vocab, merges
 
-
 def tokenizer_json(tok, pre_tokenizer, model, decoder):
     added = [{'id': i, 'content': t, 'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False,
               'special': True} for t, i in sorted(tok.special_ids.items(), key=lambda x: x[1])]
     return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added, 'normalizer': None,
             'pre_tokenizer': pre_tokenizer, 'post_processor': None, 'decoder': decoder, 'model': model}
-
 
 def load_tokenizer(path):
     """
@@ -959,7 +923,6 @@ def load_tokenizer(path):
         raise UserError(f'{path} is no tokenizer this project can use ({e}); byte-level BPE with the pattern of GPT-2 '
                         f'or GPT-4 works, as do those that prepare.py makes')
 
-
 def find_pattern(pre):
     """The name of our pattern that a pre_tokenizer of a tokenizer.json stands for."""
     if pre['type'] == 'ByteLevel' and pre.get('use_regex', True) and not pre.get('add_prefix_space', True):
@@ -969,6 +932,5 @@ def find_pattern(pre):
             if part['type'] == 'Split' and part['pattern'] == {'Regex': text}:
                 return name
     raise ValueError('its pre_tokenizer is not known here')
-
 
 BaseTokenizer.load = staticmethod(load_tokenizer)

@@ -101,7 +101,6 @@ PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100 NVL': 
               'A100': 312e12, 'A10G': 70e12, 'A40': 149.7e12, 'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
               'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12}
 
-
 class Diverged(Exception):
     """The loss or the gradient is no longer finite."""
 
@@ -122,7 +121,6 @@ def choose_device(local_rank=0):
     place = device if ':' in device else f'cuda:{local_rank}'
     return place, torch.cuda.get_device_name(place)
 
-
 def choose_dtype(place):
     if dtype != 'auto':
         if dtype not in ('float32', 'bfloat16'):
@@ -138,7 +136,6 @@ def choose_dtype(place):
                 return 'bfloat16', f'the CPU has {kind}'
         return 'float32', 'the CPU computes bfloat16 no faster'
     return 'float32', 'bfloat16 is not tried here'
-
 
 def choose_compile(place):
     if compile is False:
@@ -157,7 +154,6 @@ def choose_compile(place):
         return True, 'as asked'
     return False, 'compiling for a CPU takes longer than a short run gains' if place == 'cpu' else 'not on this device'
 
-
 def connect(place, world_size):
     """Joins the processes, and sets what is set once: TF32 for float32 matmuls on a GPU, malloc on a CPU."""
     if place.startswith('cuda'):
@@ -168,7 +164,6 @@ def connect(place, world_size):
     if world_size > 1:
         dist.init_process_group('nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo')
     torch.set_float32_matmul_precision('high' if place.startswith('cuda') else 'highest')
-
 
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 where it is not known."""
@@ -188,12 +183,10 @@ def epoch_order(seed, epoch, n_tokens, T):
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
     return np.argsort(words[1:], kind='stable') * T + int(words[0] % T)
 
-
 def window_starts(first, count, n_tokens, T, seed):
     """Start positions of windows number first, first + 1, ... of an endless sequence of epochs."""
     n = (n_tokens - T) // T
     return [int(epoch_order(seed, i // n, n_tokens, T)[i % n]) for i in range(first, first + count)]
-
 
 def find_data():
     """The data folder, prepared if it is missing. Under torchrun rank 0 prepares and the others wait for it."""
@@ -247,14 +240,12 @@ class AdamW(torch.optim.Optimizer):
                 p.addcdiv_(m, denom, value=-lr / (1 - beta1 ** t))
         return loss
 
-
 def make_optimizer(model):
     """AdamW with weight decay on matrices only."""
     params = list(model.parameters())
     groups = [dict(params=[p for p in params if p.dim() >= 2], weight_decay=weight_decay),
               dict(params=[p for p in params if p.dim() < 2], weight_decay=0.0)]
     return AdamW(groups, lr=learning_rate, betas=(beta1, beta2), eps=adam_eps)
-
 
 @torch.no_grad()
 def clip_grad_norm(params, max_norm):
@@ -269,7 +260,6 @@ def clip_grad_norm(params, max_norm):
         for g in grads:
             g.mul_(factor)
     return norm
-
 
 def get_lr(it, max_lr, min_lr, warmup, cycle):
     """The learning rate of step it: up from 0 in a line for `warmup` steps, a cosine down to min_lr at `cycle`."""
@@ -286,7 +276,6 @@ def setup_ranks():
     """-> rank, local_rank, world_size, from what torchrun sets."""
     return tuple(int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
 
-
 @torch.no_grad()
 def sum_gradients(params, extra):
     """Adds up, over all processes, the gradients and a small tensor `extra`, in one message; returns extra's sum."""
@@ -297,7 +286,6 @@ def sum_gradients(params, extra):
     for g, part in zip(grads, parts):
         g.copy_(part.view_as(g))
     return parts[-1]
-
 
 def check_batch(world_size, place='cpu'):
     """-> (micro_batch_size, grad_accum): how the global batch is divided. Raises UserError where it does not divide."""
@@ -343,7 +331,6 @@ def evaluate(model, fast, shards, T, micro, max_tokens, place, rank=0, world_siz
     model.train()
     return float(total[0] / total[1])
 
-
 def bits_per_byte(loss, meta):
     """
     Nats per token -> bits per byte of the validation text, in which a word that the vocabulary lacks costs its bytes.
@@ -353,7 +340,6 @@ def bits_per_byte(loss, meta):
     if 'bytes' not in val:
         return None
     return (loss * val['tokens'] / math.log(2) + 8 * val['unknown_bytes']) / val['bytes']
-
 
 def peek(model, tok, place, texts=1, length=0):
     """Some texts from the model, for a person to look at."""
@@ -386,7 +372,6 @@ def choose_out_dir():
         raise UserError(f'there is no checkpoint in {folder} to resume; `ls out` shows the runs')
     return folder
 
-
 def read_log(path):
     """The lines of a log, up to one that was not written to its end."""
     entries = []
@@ -397,12 +382,10 @@ def read_log(path):
             break
     return entries
 
-
 def cut_log(path, step):
     """Drops what was logged after a checkpoint, before training goes on from it."""
     kept = [e for e in read_log(path) if (e['step'] <= step if 'val_loss' in e else e['step'] < step)]
     path.write_text(''.join(json.dumps(e) + '\n' for e in kept), encoding='utf-8')
-
 
 def draw_curves(run, say):
     """curves.png: losses, learning rate and gradient norm against steps."""
@@ -424,7 +407,6 @@ def draw_curves(run, say):
     axes[0].legend()
     figure.savefig(run / 'curves.png', dpi=110)
 
-
 class Wandb:
     """Weights & Biases if it is asked for. Nothing it does, or fails to do, stops a run."""
 
@@ -443,7 +425,6 @@ class Wandb:
     def log(self, entry):
         self.attempt(lambda wandb: wandb.log({k: v for k, v in entry.items() if k != 'step'}, step=entry['step']))
 
-
 def save(run, step, model, optimizer, eot, tok_path, state):
     """Writes step_<step>/ and drops old checkpoints, but never the best."""
     folder = run / f'step_{step:08d}'
@@ -456,7 +437,6 @@ def save(run, step, model, optimizer, eot, tok_path, state):
         if int(old.name[5:]) != best:
             shutil.rmtree(old)
     return folder
-
 
 def restore(folder, model, optimizer):
     """Fills the optimizer from a checkpoint and returns its training.json."""
@@ -474,7 +454,6 @@ def duration(seconds):
     return f'{s} s' if s < 60 else f'{s // 60} min {s % 60} s' if s < 3600 else \
         f'{s // 3600} h {s % 3600 // 60} min' if s < 86400 else f'{seconds / 86400:.1f} days'
 
-
 def smaller_config():
     """What to run instead where this would take days: the _cpu variant of the config file, if there is one."""
     for arg in sys.argv[1:]:
@@ -482,7 +461,6 @@ def smaller_config():
         if arg.endswith('.py') and other.exists():
             return f'python train.py {other}'
     return 'python train.py'
-
 
 def estimate(model, batch, place):
     """Seconds of forward and backward of one micro-batch, by doing it; leaves no trace."""
@@ -495,18 +473,15 @@ def estimate(model, batch, place):
     model.zero_grad(set_to_none=True)
     return seconds
 
-
 def synchronize(place):
     if place.startswith('cuda'):
         torch.cuda.synchronize()
     elif place == 'mps':
         torch.mps.synchronize()
 
-
 def says(loss, bpb):
     """says(1.2345, 0.987) -> 'validation loss 1.2345 | 0.987 bits per byte'"""
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
-
 
 def print_ending(run, folder, data, loss, bpb, meta, seconds):
     others = ' (gzip -9 needs {gzip_bpb:.2f}, xz -9 {xz_bpb:.2f} for the same text)'
@@ -516,7 +491,6 @@ def print_ending(run, folder, data, loss, bpb, meta, seconds):
     print(f'checkpoint      {folder}')
     print(f'sample from it  python sample.py --out_dir={run}')
     print(f'train further   python train.py {run}/config.py --init_from=resume --max_iters={2 * max_iters}')
-
 
 # -----------------------------------------------------------------------------
 
@@ -707,7 +681,6 @@ def main():
     leave(world_size)
     return dict(run=run, step=step, val_loss=loss, val_bpb=bpb)
 
-
 def start_files(run, resumed, step, model, T, folder):
     """Makes the folder of a run, with the knobs that start it again, and drops what came after a resumed checkpoint."""
     knobs = dict(config, out_dir=run.as_posix())
@@ -725,22 +698,18 @@ def start_files(run, resumed, step, model, T, folder):
             shutil.rmtree(later)
     cut_log(run / 'log.jsonl', step)
 
-
 def check_finite(step, loss, norm):
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise Diverged(f'loss {float(loss)}, gradient norm {float(norm)} at step {step}')
-
 
 def leave(world_size):
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
 
-
 def short(n):
     """short(412345) -> '412k'"""
     return f'{n / 1e6:.2f}M' if n >= 1e6 else f'{n / 1e3:.0f}k' if n >= 1e4 else f'{n:.0f}'
-
 
 class StopSignal:
     """The first Ctrl-C or SIGTERM asks for a checkpoint and an end after this step; a second Ctrl-C ends at once."""
@@ -757,7 +726,6 @@ class StopSignal:
         if self.signal and signum == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signum
-
 
 def check_knobs():
     for name in ('max_iters', 'eval_interval', 'log_interval', 'block_size', 'keep_checkpoints'):
@@ -777,7 +745,6 @@ def check_knobs():
     if not os.path.exists(dataset) and dataset not in DATASETS:
         raise UserError(f'there is no data set {dataset!r}: give a path that exists, or one of {", ".join(DATASETS)}')
 
-
 def check_resumed(found, wanted, folder, data):
     """Raises UserError, naming the knob, if a checkpoint does not fit the knobs or the data it is resumed with."""
     for k, v in asdict(found).items():
@@ -789,7 +756,6 @@ def check_resumed(found, wanted, folder, data):
     if before != data:
         raise UserError(f'{folder} was trained on other data ({before}, now {data}): resume it with the data it began '
                         f'with, or start a new run with --init_from={folder}')
-
 
 if __name__ == '__main__':
     try:
