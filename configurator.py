@@ -26,6 +26,8 @@ from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, islice
 
+import regex
+
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
 
 # what people type from habit, and what it is called here
@@ -220,9 +222,55 @@ def print_help(spaces, knobs):
         print()
 
 # -----------------------------------------------------------------------------
-# all cores: what a script does with many pieces of text
+# long texts: in blocks, on all cores
 
-SMALL = 2           # as many items do not pay for processes
+BLOCK = 1 << 21     # bytes that one process takes at a time
+SMALL = 2           # as many blocks do not pay for processes
+
+# where a text may be cut without changing its tokens under any of our patterns: after a letter or digit, before what
+# is neither. (?r) searches from the right.
+SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
+
+def special_pattern(special_tokens, form=str):
+    """Splits str (or bytes) at special tokens, the longest where several fit, and keeps them; None if there are none."""
+    tokens = sorted(filter(None, special_tokens or []), key=len, reverse=True)
+    text = f'({"|".join(map(re.escape, tokens))})'
+    return re.compile(text if form is str else text.encode()) if tokens else None
+
+def blocks(chunks, size, special_tokens=()):
+    """Joins chunks of UTF-8 bytes to blocks of about `size`, cut where no token can cross, wherever the chunks were cut."""
+    special, longest = special_pattern(special_tokens, bytes), max((len(t.encode()) for t in special_tokens), default=1)
+    rest, wanted = bytearray(), size
+    for chunk in chunks:
+        rest += chunk
+        if len(rest) < wanted:
+            continue
+        raw, cut, after, sight = bytes(rest), 0, 0, len(rest) - longest     # what begins by `sight` is there as a whole
+        for m in special.finditer(raw) if special else ():
+            if m.start() > sight:
+                break
+            cut, after = m.start(), m.end()
+        if cut < len(raw) // 2 and (m := SAFE_CUT.search(raw[after:max(after, sight)].decode(errors='ignore'))):
+            cut = after + len(m.string[:m.start()].encode())
+        if cut:
+            yield raw[:cut]
+            del rest[:cut]
+        wanted = max(size, 2 * len(rest))               # what has no cut is not looked at for every chunk
+    yield bytes(rest)
+
+def read_blocks(file, name, special_tokens=()):
+    """The blocks of a binary file; joined, they are the file. Raises UserError where the bytes are not UTF-8."""
+    offset = 0
+    for block in blocks(iter(lambda: file.read(BLOCK), b''), BLOCK, special_tokens):
+        try:
+            block.decode()
+        except UnicodeDecodeError as e:
+            raise UserError(f'{name} is not UTF-8: byte {offset + e.start} is {block[e.start]:#04x} ({e.reason}); convert '
+                            f'the file first, for example with iconv -t utf-8')
+        offset += len(block)
+        if block:
+            yield block
+
 # a fork shares what is already imported; where it is missing (Windows) or unsafe (macOS) a new Python starts
 START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
 

@@ -33,9 +33,9 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from configurator import UserError, configure, default_workers, file_sha256, launch, parallel_map, read_json
-from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
-                       check_vocab_size, count_words, load_tokenizer, merge_words, read_blocks)
+from configurator import BLOCK, UserError, configure, default_workers, file_sha256, launch, parallel_map, read_blocks, read_json
+from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
+                       check_vocab_size, count_words, load_tokenizer, merge_words)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
@@ -478,9 +478,10 @@ def make_tokenizer(kind, vocab_size, counts, progress):
     if kind == 'gpt2':
         return gpt2_tokenizer()
     if kind == 'char':
-        return CharTokenizer.train(counts)
-    if kind == 'word':
-        return WordTokenizer.train(counts, vocab_size)
+        return CharTokenizer(sorted(counts))
+    if kind == 'word':          # the most frequent ones, without <unk> and the end of a text
+        words = sorted(counts, key=lambda word: (-counts[word], word))
+        return WordTokenizer(words[:max(vocab_size - 2, 0)] if vocab_size else words)
     if kind == 'bpe':
         return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT], progress), [END_OF_TEXT], pattern)
     return open_tokenizer(kind)

@@ -12,19 +12,18 @@ neighbours into a new token, again and again (Sennrich et al. 2016, arXiv:1508.0
 applies the same merges, earliest first. All below the first section does just that, for many words at a time.
 """
 import bisect
-import codecs
 import functools
 import heapq
 import json
 import os
 import re
 from collections import Counter
-from itertools import chain
+from itertools import chain, count
 
 import numpy as np
 import regex
 
-from configurator import UserError, default_workers, parallel_map, read_json
+from configurator import UserError, blocks, default_workers, parallel_map, read_blocks, read_json, special_pattern
 
 END_OF_TEXT = '<|endoftext|>'
 UNKNOWN = '<unk>'
@@ -76,81 +75,22 @@ def plain_encode(text, merges, pattern='gpt2'):
     return tokens
 
 # -----------------------------------------------------------------------------
-# text in blocks
-
-BLOCK = 1 << 21     # bytes that one process takes at a time
-
-# where a text may be cut without changing its tokens under any of our patterns: after a letter or digit, before what
-# is neither. (?r) searches from the right.
-SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
-
-def special_pattern(special_tokens, form=str):
-    """Splits str (or bytes) at special tokens, the longest where several fit, and keeps them; None if there are none."""
-    tokens = sorted(filter(None, special_tokens or []), key=len, reverse=True)
-    text = f'({"|".join(map(re.escape, tokens))})'
-    return re.compile(text if form is str else text.encode()) if tokens else None
-
-def blocks(chunks, size, special_tokens=()):
-    """Joins chunks of UTF-8 bytes to blocks of `size` or more, cut where no token can cross, wherever the chunks were cut."""
-    special, longest = special_pattern(special_tokens, bytes), max((len(t.encode()) for t in special_tokens), default=1)
-    waiting, length, wanted = [], 0, size
-    for chunk in chunks:
-        waiting.append(chunk)
-        length += len(chunk)
-        if length < wanted:
-            continue
-        raw = b''.join(waiting)
-        cut, after, sight = 0, 0, length - longest      # a special token that begins by then is in sight
-        for m in special.finditer(raw) if special else ():
-            if m.start() > sight:
-                break
-            cut, after = m.start(), m.end()
-        if cut < length // 2:
-            text = raw[after:max(after, sight)].decode(errors='ignore')
-            if m := SAFE_CUT.search(text):
-                cut = after + len(text[:m.start()].encode())
-        if cut:
-            yield raw[:cut]
-        waiting, length = [raw[cut:]], length - cut
-        wanted = max(size, 2 * length)                  # what has no cut is not looked at for every chunk
-    yield b''.join(waiting)
-
-def read_blocks(file, name, special_tokens=()):
-    """The blocks of a binary file; joined, they are the file. Raises UserError where the bytes are not UTF-8."""
-    def chunks():
-        decoder, offset, chunk = codecs.getincrementaldecoder('utf-8')(), 0, True
-        while chunk:
-            chunk = file.read(BLOCK)
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as e:
-                at = offset - (len(e.object) - len(chunk)) + e.start    # a character may begin in the chunk before
-                raise UserError(f'{name} is not UTF-8: byte {at} is {e.object[e.start]:#04x} ({e.reason}); convert the '
-                                f'file first, for example with iconv -t utf-8')
-            offset += len(chunk)
-            yield chunk
-    return filter(None, blocks(chunks(), BLOCK, special_tokens))
-
-# -----------------------------------------------------------------------------
-# cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 16
+# cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
 #
 # A piece is what lies between two safe cuts: places where the pattern ends a word whatever came before, and begins one
 # whatever follows. Nearly every piece is one word; the pattern itself is only asked about distinct pieces that may not be.
 
-SEPARATOR, LETTER, SPACE, DIGIT, OTHER, BLANK, NEWLINE, APOSTROPHE, UNSURE = range(9)      # classes of characters
+# classes of characters; UNSURE is white space beyond ASCII, after which nothing is cut
+SEPARATOR, LETTER, SPACE, DIGIT, OTHER, BLANK, NEWLINE, APOSTROPHE, UNSURE = range(9)
 WHITE, BLACK = {SPACE, BLANK, NEWLINE}, {LETTER, DIGIT, OTHER, APOSTROPHE}
-WINDOW = 1 << 17        # bytes that are cut at once: what is worked on stays in the processor's cache
 
 @functools.cache
 def class_tables():
-    """
-    The class of every code point as a uint8 array, and of every byte as a table for bytes.translate: the byte 0xff, which
-    UTF-8 never has, stands between texts as SEPARATOR. White space beyond ASCII is UNSURE: nothing is cut beside it.
-    """
-    codes, table = np.arange(0x110000, dtype='<u4'), np.full(0x110000, OTHER, np.uint8)
-    codes[0xD800:0xE000] = 0                    # surrogates are no characters
+    """The classes of all code points as uint8, and of all bytes for bytes.translate; 0xff, which UTF-8 never has, separates."""
+    text = np.arange(0x110000, dtype='<u4').tobytes().decode('utf-32-le', 'surrogatepass')
+    table = np.full(0x110000, OTHER, np.uint8)
     for kind, members in (LETTER, r'\p{L}+'), (DIGIT, r'\p{N}+'), (UNSURE, r'\s+'):
-        for m in regex.finditer(members, codes.tobytes().decode('utf-32-le')):
+        for m in regex.finditer(members, text):
             table[m.start():m.end()] = kind
     table[:128][table[:128] == UNSURE] = BLANK
     for char, kind in {' ': SPACE, '\n': NEWLINE, '\r': NEWLINE, "'": APOSTROPHE}.items():
@@ -161,24 +101,20 @@ def gpt2_cut(a, b):
     """May GPT-2's pattern be cut between neighbours of classes a and b (1), before a (2), both (3), or neither (0)?"""
     if a in WHITE and b in BLACK:
         return 2 + (a != SPACE)             # the last white space goes with the word if it is a space, else it is alone
-    contraction = a == APOSTROPHE and b == LETTER
-    return int(a != b and a != SPACE and UNSURE not in (a, b) and not {a, b} <= WHITE and not contraction
-               and {a, b} != {OTHER, APOSTROPHE})
+    return int(a != b and a not in (SPACE, UNSURE) and not {a, b} <= WHITE | {UNSURE}
+               and (a, b) not in ((APOSTROPHE, LETTER), (APOSTROPHE, OTHER), (OTHER, APOSTROPHE)))
 
 def gpt4_cut(a, b):
     """As gpt2_cut, for GPT-4's pattern, where line breaks go with what stands before them."""
     if a in (LETTER, DIGIT):
-        return int(a != b and b != UNSURE)
+        return int(a != b)
     if a in (OTHER, APOSTROPHE):
-        return int(b in (SPACE, DIGIT))
+        return int(b in (DIGIT, SPACE, BLANK, UNSURE))
     return (b in BLACK) * {SPACE: 2, NEWLINE: 1}.get(a, 0)
 
-def cut_table(rule):
-    """For bytes.translate: 16 a + b -> what the rule says about neighbours of classes a and b."""
-    return bytes(0 if max(a, b) > UNSURE else 1 if SEPARATOR in (a, b) else rule(a, b)
-                 for a in range(16) for b in range(16))
-
-CUTS = {'gpt2': cut_table(gpt2_cut), 'gpt4': cut_table(gpt4_cut)}
+# for bytes.translate: 16 a + b -> what the rule says about neighbours of classes a and b
+CUTS = {name: bytes(0 if max(a, b) > UNSURE else 1 if SEPARATOR in (a, b) else rule(a, b) for a in range(16) for b in range(16))
+        for name, rule in (('gpt2', gpt2_cut), ('gpt4', gpt4_cut))}
 ONE_WORD = {'gpt2': NEWLINE, 'gpt4': SPACE}     # a piece of classes up to this one is a single word
 
 def classes(raw):
@@ -203,9 +139,7 @@ def cuts(raw, pattern):
 
 def words_of(pieces, pattern):
     """[bytes] -> (the words in them, for each word the index of its piece)"""
-    if not pieces:
-        return [], np.zeros(0, int)
-    size = np.array([*map(len, pieces)]) + 1
+    size = np.fromiter(map(len, pieces), int) + 1
     worst = np.maximum.reduceat(classes(b'\xff'.join([*pieces, b''])), np.cumsum(size) - size)
     words, count, after, findall = [], np.ones(len(pieces), int), 0, regex.compile(PATTERNS[pattern]).findall
     for i in np.flatnonzero(worst > ONE_WORD[pattern]).tolist():
@@ -217,25 +151,19 @@ def words_of(pieces, pattern):
 # -----------------------------------------------------------------------------
 # numbering pieces: a hash table in numpy, where every step is taken for all keys at once
 
-ALL = np.uint64(2 ** 64 - 1)
-# by the size of a piece: which of its first 8 bytes are its own, which of the next 8, and the size in the last byte
-MASK_LO, MASK_HI, SIZE = np.array([(256 ** min(n, 8) - 1, 256 ** max(n - 8, 0) - 1, n << 56) for n in range(17)], object).T.astype(np.uint64)
+WINDOW = 1 << 17        # bytes that are worked on at once: they stay in the processor's cache
+# by the size of a piece: which of its first 8 bytes are not its own, and which of the next 8
+PAD_LO, PAD_HI = np.frombuffer(b''.join([bytes(n) + b'\xff' * (16 - n) for n in range(16)]), '<u8').reshape(-1, 2).T.copy()
 
 class Index:
-    """
-    Numbers distinct keys, pairs of uint64, from 1. Linear probing, at most a quarter full. A look-up takes 10 to 20 ns;
-    a dict of bytes takes 100, making the bytes included.
-    """
-
+    """Numbers distinct pairs of uint64 from 1: linear probing, a quarter full. 6 ns a key, where a dict of bytes takes 100."""
     def __init__(self):
         self.size, self.slots = 1, np.zeros(1 << 10, np.int32)      # number 0 says: not there
-        self.lo, self.hi = np.full((2, 1 << 8), ALL)                # by number; no key is ALL, ALL
+        self.lo, self.hi = np.zeros((2, 1 << 8), np.uint64)         # the keys by number
+        self.lo[0] = 2 ** 64 - 1                                    # with hi = 0 that is no key
 
     def hash(self, lo, hi):
-        h = hi * np.uint64(0xC2B2AE3D27D4EB4F)
-        h ^= h >> np.uint64(32)
-        h ^= lo
-        h *= np.uint64(0x9E3779B97F4A7C15)
+        h = (hi * np.uint64(0xC2B2AE3D27D4EB4F) ^ lo) * np.uint64(0x9E3779B97F4A7C15)
         return h, (h >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
 
     def find(self, lo, hi):
@@ -254,7 +182,7 @@ class Index:
         first, self.size = self.size, self.size + len(lo)
         if grow := 4 * self.size > len(self.slots):         # place all of them again
             self.slots = np.zeros(1 << (4 * self.size).bit_length(), np.int32)
-            self.lo, self.hi = (np.append(x, np.full(len(self.slots) // 4 - len(x), ALL)) for x in (self.lo, self.hi))
+            self.lo, self.hi = (np.append(x, np.zeros(len(self.slots) // 4 - len(x), np.uint64)) for x in (self.lo, self.hi))
         self.lo[first:self.size], self.hi[first:self.size] = lo, hi
         number = np.arange(1 if grow else first, self.size, dtype=np.int32)
         slot = self.hash(self.lo[number], self.hi[number])[1]
@@ -276,13 +204,10 @@ class Index:
         return number, added
 
 class Pieces:
-    """
-    Numbers the distinct pieces of texts from 1. The key of a piece of up to 15 bytes is its bytes and its size; that of
-    a longer one, which is rare, is its place in a dict.
-    """
-
+    """Numbers the distinct pieces of texts, from 1 for the separator."""
     def __init__(self, pattern):
         self.pattern, self.index, self.long, self.all = pattern, Index(), {}, [b'']
+        self.numbers(b'\xff', np.zeros(1, int))
 
     def windows(self, raw):
         """Yields the numbers of the pieces of UTF-8 bytes, an array for about every WINDOW bytes."""
@@ -300,20 +225,17 @@ class Pieces:
                 at, width = at + len(window), WINDOW
 
     def numbers(self, window, begin):
-        """The numbers of the pieces that begin at the given places."""
+        """The numbers of the pieces that begin at the given places. The key of up to 15 bytes is these, filled up with 0xff."""
         end = np.append(begin[1:], len(window))
         size, padded = end - begin, window + bytes(16)
-        lo = np.ndarray(len(window), '<u8', padded, 0, (1,))[begin]        # the 8 bytes from each place on,
-        hi = np.ndarray(len(window), '<u8', padded, 8, (1,))[begin]        # and the next 8
-        lo &= MASK_LO.take(size, mode='clip')
-        hi &= MASK_HI.take(size, mode='clip')
-        hi |= SIZE.take(size, mode='clip')
+        lo, hi = np.ndarray(len(window), 'V16', padded, 0, (1,))[begin].view('<u8').reshape(-1, 2).T   # 16 bytes from there
+        lo, hi = lo | PAD_LO.take(size, mode='clip'), hi | PAD_HI.take(size, mode='clip')
 
         def pieces(at):
             return [window[i:j] for i, j in zip(begin[at].tolist(), end[at].tolist())]
         long = size > 15
-        if long.any():
-            lo[long], hi[long] = [self.long.setdefault(piece, len(self.long)) for piece in pieces(long)], ALL
+        if long.any():      # their key is their place in a dict
+            lo[long], hi[long] = [self.long.setdefault(piece, len(self.long)) for piece in pieces(long)], 0
         number, new = self.index.numbers(lo, hi)
         self.all += pieces(new) if new else []
         return number
@@ -322,42 +244,43 @@ class Pieces:
 # training: count distinct words once, then merge in them, several pairs at a time
 
 class count_words:
-    """A picklable function: UTF-8 bytes -> (this process, pieces it has not met before, counts of all it has met)."""
-
+    """A picklable function: UTF-8 bytes -> (this process, pieces it has not met before, counts of all since its start)."""
     def __init__(self, pattern, special_tokens=()):
         self.pieces, self.special = Pieces(pattern), special_pattern(special_tokens, bytes)
+        self.counts = np.zeros(0, np.int64)
 
     def __call__(self, raw):
-        known = len(self.pieces.all)
         raw = b'\xff'.join(self.special.split(raw)[::2]) if self.special else raw
         numbers = np.concatenate([np.zeros(0, int), *self.pieces.windows(raw)])
-        return os.getpid(), self.pieces.all[known:], np.bincount(numbers, minlength=len(self.pieces.all))[1:]
+        known, self.counts = self.counts, np.bincount(numbers, minlength=len(self.pieces.all))
+        self.counts[:len(known)] += known
+        return os.getpid(), self.pieces.all[len(known):], self.counts
+
+def add_up(keys, counts):
+    """-> {key: sum of its counts}"""
+    first, total = {}, np.zeros(len(counts), np.int64)      # where a key stands for the first time
+    np.add.at(total, np.fromiter(map(first.setdefault, keys, count()), int, len(counts)), counts)
+    return dict(zip(first, total[np.fromiter(first.values(), int)].tolist()))
 
 def add_counts(counted, pattern):
     """Adds up what count_words gave for the blocks of a text, in one process or several. -> {word as bytes: count}"""
-    number, numbers_of, total = {}, {}, np.zeros(0, np.int64)
-    for process, new, counts in counted:
-        numbers_of.setdefault(process, []).extend([number.setdefault(piece, len(number)) for piece in new])
-        total = np.append(total, np.zeros(len(number) - len(total), np.int64))
-        total[numbers_of[process]] += counts
-    out, (words, owner) = {}, words_of([*number], pattern)
-    for word, n in zip(words, total[owner].tolist()):
-        out[word] = out.get(word, 0) + n
-    out.pop(b'\xff', None)
-    return out
+    pieces, counts = {0: [b'', b'\xff']}, {0: np.zeros(2, int)}
+    for process, new, counts[process] in counted:
+        pieces.setdefault(process, []).extend(new)
+    total = add_up(chain(*pieces.values()), np.concatenate([*counts.values()]))
+    del total[b''], total[b'\xff']
+    words, owner = words_of([*total], pattern)
+    return add_up(words, np.array([*total.values()], np.int64)[owner])
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
     """
-    Trains byte-level BPE on a text file (or a list of them) and returns (vocab, merges).
+    Trains byte-level BPE on a text file (or a list of them). -> (vocab, merges)
 
-    vocab: {id: bytes}: the 256 bytes, one token per merge, then the special tokens; merges: [(bytes, bytes)] in order.
-    The most frequent pair wins, ties go to the lexicographically greater pair of bytes. Special tokens in the text
-    separate: no merge crosses one. The result does not depend on `workers` (processes; by default one per core).
-    Memory is bounded by the number of distinct words. vocab holds fewer than vocab_size tokens if the text has no
-    more pairs to merge. Raises UserError for a vocab_size below 256 + special tokens, or text that is not UTF-8.
+    vocab: {id: bytes}: the 256 bytes, a token per merge, then the special tokens; fewer than vocab_size if the text has no
+    more pairs. merges: [(bytes, bytes)] in order: the most frequent pair wins, ties go to the greater pair of bytes. No
+    merge crosses a special token. The result does not depend on `workers` (processes; by default one per core). Memory is
+    bounded by the distinct words. Raises UserError for a vocab_size below 256 + special tokens, or text that is not UTF-8.
     """
-    special_tokens = list(special_tokens or [])
-
     def read():
         for path in [input_path] if isinstance(input_path, (str, os.PathLike)) else input_path:
             try:
@@ -365,15 +288,14 @@ def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers
                     yield from read_blocks(f, path, special_tokens)
             except OSError as e:
                 raise UserError(f'can not read {path}: {e.strerror}; check the path')
+    special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
     counted = parallel_map(count_words(pattern, special_tokens), read(), workers or default_workers())
     return merge_words(add_counts(counted, pattern), vocab_size, special_tokens)
 
 def check_vocab_size(vocab_size, special_tokens):
-    least = 256 + len(special_tokens)
-    if vocab_size < least:
-        raise UserError(f'vocab_size {vocab_size} is too small: it counts the 256 bytes and {len(special_tokens)} '
-                        f'special tokens, so give {least} or more')
+    if vocab_size < (least := 256 + len(special_tokens)):       # the bytes and these
+        raise UserError(f'vocab_size {vocab_size} is too small: it counts bytes and special tokens, so give {least} or more')
 
 def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: steps):
     """{word as bytes: count} -> (vocab, merges), as train_bpe returns them; equal to plain_train."""
@@ -385,107 +307,108 @@ def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: st
 
 def every_other(at, step):
     """Of sorted places those to merge at where pairs overlap, as in aaa: every_other([3, 4, 5, 9], 1) -> [3, 5, 9]"""
-    follows = np.diff(at) == step
-    if not follows.any():
-        return at
-    index = np.arange(len(at))
-    return at[(index - np.maximum.accumulate(index * np.append(True, ~follows))) % 2 == 0]
+    index, alone = np.arange(len(at)), np.diff(at, prepend=-step) != step
+    return at[(index - np.maximum.accumulate(index * alone)) % 2 == 0]
 
 def groups(keys, weight):
     """-> (an order in which equal keys are neighbours, where each key begins in it, the weight of each key)"""
     order = np.argsort(keys, kind='stable' if keys.dtype == np.uint16 else None)
     begin = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0)[:len(keys)])
-    return order, begin, np.add.reduceat(weight[order], begin) if len(keys) else begin
+    return order, begin, np.add.reduceat(weight[order], begin)
 
 LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
+TOP = 64                # pairs that are looked at for the next batch
 
 class Merging:
     """
     The words in the middle of training. What comes out is what plain_train finds, but:
-
     - All words lie in one array, and a merge touches only the places where its pair stands.
     - The places of a pair are listed once, when the younger of its tokens is made. From then on its count can only
-      fall, so an old count is an upper bound. It is brought up to date when the pair comes to the top.
-    - About ten pairs are merged at once: the next ones in order of (count, bytes, bytes), as long as no first token of
-      one is the second of another, so that none changes the count of another, and as long as no pair that one of them
-      makes comes before the ones that follow it.
-
-    An entry is (count, bytes, bytes, pair, the places where it stood when it was counted).
+      fall, so an old count is an upper bound. It is brought up to date when the pair comes near the top.
+    - Some twenty pairs are merged at once: the next ones in order of (count, bytes, bytes), as long as no first token
+      of one is the second of another, so that none changes the count of another, and as long as no pair that one of
+      them makes comes before the ones that follow it.
+    An entry is (count, bytes, bytes, pair, size of the vocabulary when it was counted, the places where it stood then).
     """
-
     def __init__(self, counts, limit):
-        self.vocab, self.limit = [bytes([i]) for i in range(256)], limit
-        self.end = limit                    # the id of what stands before, between and after the words
-        self.length = np.ones(limit + 1, np.int64)                  # bytes of each token
+        self.vocab, self.limit = [bytes([i]) for i in range(256)], min(limit, 256 + sum(map(len, counts)))
+        self.end = self.limit               # the id of what stands before, between and after the words
+        self.length = np.ones(self.limit + 1, np.int64)             # bytes of each token
+        self.as_first, self.as_second = np.zeros((2, self.limit), int).tolist()     # vocabulary when it was last merged so
         # a token's id stands at its first byte in `first` and at its last byte in `last`
         size = np.array([*map(len, counts)], np.int64)
         self.first = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
         self.first[np.append(0, np.cumsum(size + 1))] = self.end
         self.last = self.first.copy()
         self.weight = np.append(0, np.repeat(np.array([*counts.values()], np.int64), size + 1))
-        self.pool = []                      # sorted entries: all that count `floor` or more
-        self.heap = []                      # the others: (-count, pair, places, what to put on the heap after it)
-        self.floor, self.window = 1 << 63, 16
+        self.pool, self.floor = [], 1 << 62     # sorted entries: all that count `floor` or more
+        self.rest, self.places = [], []         # columns of the others: count, pair, which of the places, from, to
         self.born(np.flatnonzero(self.first >= 0)[:-1])
 
     def born(self, at):
-        """Puts the pairs that begin at these places on the heap."""
+        """Enters the pairs that begin at these places."""
         a = self.first[at]
         b = self.first[at + self.length[a]]
         keep = (a != self.end) & (b != self.end)
         at, pairs, keys = at[keep], a[keep].astype(np.int64) << 32 | b[keep], (a << 8 | b)[keep].astype(np.uint16)
         # pairs of bytes are sorted as 16 bits: five times as fast
         order, begin, count = groups(keys if len(self.vocab) == 256 else pairs, self.weight[at])
-        end, at, pairs = np.append(begin[1:], len(at)), at[order].astype(np.int32), pairs[order]
+        self.enter(count, pairs[order[begin]], at[order], begin)
 
-        def descending():                   # most of them never come to the top, so only the next one is on the heap
-            for i in np.argsort(-count):
-                yield -int(count[i]), int(pairs[begin[i]]), at[begin[i]:end[i]]
-        self.push(descending())
+    def enter(self, count, pairs, at, begin):
+        """Enters pairs whose places lie end to end in `at`."""
+        self.places.append((len(self.vocab), at.astype(np.int32)))
+        which = np.full(len(pairs), len(self.places) - 1)
+        self.choose(np.stack([count, pairs, which, begin, np.append(begin, len(at))[1:]]))
 
-    def push(self, entries):
-        if entry := next(entries, None):
-            heapq.heappush(self.heap, (*entry, entries))
+    def choose(self, columns):
+        """Puts what counts enough in the pool."""
+        ready = columns[0] >= self.floor
+        self.rest.append(columns[:, ~ready])
+        entries = [(n, self.vocab[pair >> 32], self.vocab[pair & LOW], pair, self.places[k][0], self.places[k][1][i:j])
+                   for n, pair, k, i, j in columns[:, ready].T.tolist()]
+        if len(entries) > TOP:
+            self.pool = sorted(self.pool + entries)
+        else:
+            for entry in entries:
+                bisect.insort(self.pool, entry)
 
     def gather(self, entries):
         """-> the places of these pairs, the index of the pair of each, where its second token begins and where it ends"""
-        at, pairs = np.concatenate([e[4] for e in entries]).astype(np.int64), np.array([e[3] for e in entries])
-        who = np.repeat(np.arange(len(pairs)), [len(e[4]) for e in entries])
+        at, pairs = np.concatenate([e[5] for e in entries]).astype(np.int64), np.array([e[3] for e in entries])
+        who = np.repeat(np.arange(len(pairs)), [len(e[5]) for e in entries])
         middle = at + self.length[pairs >> 32][who]
-        return at, who, middle, middle + self.length[pairs & LOW][who], pairs[who]
+        return at, who, middle, middle + self.length[pairs & LOW][who], pairs
+
+    def exact(self, entry):
+        """Is its count up to date? Places are lost when its first token is merged as a second, or its second as a first."""
+        return self.as_second[entry[3] >> 32] <= entry[4] >= self.as_first[entry[3] & LOW]
 
     def recount(self):
-        """Brings the top of the pool up to date. -> the pairs whose counts are exact now"""
-        while self.heap and (len(self.pool) < self.window or -self.heap[0][0] >= self.floor):
-            count, pair, places, entries = heapq.heappop(self.heap)
-            self.push(entries)
-            self.floor = min(self.floor, -count)
-            bisect.insort(self.pool, (-count, self.vocab[pair >> 32], self.vocab[pair & LOW], pair, places))
-        top, exact = self.pool[-self.window:], set()
-        del self.pool[-self.window:]
-        at, who, middle, _, pairs = self.gather(top)
-        there = self.first[at].astype(np.int64) << 32 | self.first[middle]
-        there = there == pairs
-        begin = np.flatnonzero(np.append(True, np.diff(who)))
-        count = np.add.reduceat(self.weight[at] * there, begin).tolist()
-        end, at = np.cumsum(np.add.reduceat(there, begin, dtype=np.int64)).tolist(), at[there].astype(np.int32)
-        for (_, x, y, pair, _), n, i, j in zip(top, count, [0, *end], end):
-            if n >= self.floor:
-                bisect.insort(self.pool, (n, x, y, pair, at[i:j]))
-                exact.add(pair)
-            elif n:
-                self.push(iter([(-n, pair, at[i:j].copy())]))
-        return exact
+        """Fills the pool up, and brings the top of it up to date."""
+        if len(self.pool) < TOP and self.rest:
+            columns, self.rest = np.concatenate(self.rest, 1), []
+            if n := min(len(self.vocab), columns.shape[1]):         # as many as there are tokens
+                self.floor = np.partition(columns[0], -n)[-n]
+                self.choose(columns)
+        top = self.pool[-TOP:]
+        if old := [entry for entry in top if not self.exact(entry)]:
+            self.pool[-TOP:] = filter(self.exact, top)
+            at, who, middle, _, pairs = self.gather(old)
+            there = (self.first[at].astype(np.int64) << 32 | self.first[middle]) == pairs[who]
+            count = np.add.reduceat(self.weight[at] * there, np.searchsorted(who, np.arange(len(old))))
+            begin, some = np.searchsorted(who[there], np.arange(len(old))), count > 0
+            self.enter(count[some], pairs[some], at[there], begin[some])
 
     def next_batch(self):
         """Merges the next few pairs. -> their entries, in order; none at the end"""
         batch, room = [], self.limit - len(self.vocab)
-        while room and not batch and (self.pool or self.heap):
-            exact, firsts, seconds = self.recount(), set(), set()
+        while room and not batch and (self.pool or self.rest):
+            self.recount()
+            firsts, seconds = set(), set()
             for entry in reversed(self.pool):
-                pair = entry[3]
-                a, b = pair >> 32, pair & LOW
-                if pair not in exact or a in seconds or b in firsts or a == b and batch or len(batch) == room:
+                a, b = entry[3] >> 32, entry[3] & LOW
+                if not self.exact(entry) or a in seconds or b in firsts or a == b and batch or len(batch) == room:
                     break
                 batch.append(entry)
                 firsts.add(a)
@@ -503,11 +426,11 @@ class Merging:
         if batch[0][1] == batch[0][2]:
             at = every_other(np.sort(at), len(batch[0][1]))
             who, middle, end = who[:len(at)], at + len(batch[0][1]), at + 2 * len(batch[0][1])
-        for _, x, y, *_ in batch:           # two pairs never spell the same token: a text ends up in one way only
+        for _, x, y, pair, *_ in batch:     # two pairs never spell the same token: a text ends up in one way only
             self.length[len(self.vocab)] = len(x + y)
             self.vocab.append(x + y)
+            self.as_first[pair >> 32] = self.as_second[pair & LOW] = old + len(batch)
         del self.pool[-len(batch):]
-        self.window = 3 * len(batch) + 4
         self.first[middle] = -1
         self.first[at] = self.last[end - 1] = old + who
         left = at - self.length[self.last[at - 1]]
@@ -533,7 +456,7 @@ class Merging:
 LONG_TEXT = 1 << 12     # characters: shorter texts are looked up in a dict, longer ones in arrays
 STREAM = 1 << 16        # bytes of a stream that are encoded at once
 LONG_WORD = 64          # bytes: longer words are merged one by one
-BATCH = 1 << 14         # words that are merged at once
+BATCH = 1 << 14         # ids that are decoded at once
 MAX_PIECES = 1 << 18    # distinct pieces whose ids are kept
 NONE = np.int32(2 ** 31 - 1)
 
@@ -542,7 +465,6 @@ SAFE_SPACE, UNSAFE_SPACE = re.compile(r' (?:(?=\S)|(?<=\S ))'), re.compile(r' (?
 
 class Cache(dict):
     """A dict of limited size that asks a function for what it lacks."""
-
     def __init__(self, function):
         self.function = function
 
@@ -555,10 +477,8 @@ class Cache(dict):
         return value
 
 class Ragged:
-    """Short arrays, to be put end to end in any order."""
-
+    """Short arrays, to be put end to end in any order. flat: all of them end to end; size: how many items each has."""
     def __init__(self, flat, size):
-        """flat: all of them end to end; size: how many items each has"""
         self.flat, self.size, self.begin = flat, np.asarray(size), np.cumsum(size) - size
 
     def join(self, index):
@@ -568,42 +488,28 @@ class Ragged:
         return self.flat.take(np.repeat(self.begin.take(index) - begin, size) + np.arange(size.sum())), begin
 
 class BaseTokenizer:
-    """
-    What all tokenizers share: special tokens, streams and bytes. A subclass sets `pattern` (compiled; cuts a text into
-    words), `vocab` ({id: bytes}) and `word_ids(word) -> ids`, the ids of one match of the pattern.
-    """
-    pattern = vocab = None
-
+    """What all share: special tokens, streams, bytes. A subclass has `pattern`, which cuts text into words, and `word_ids`."""
     def set_vocab(self, vocab, special_tokens):
         self.vocab = dict(vocab)
         self.id_of = {b: i for i, b in self.vocab.items()}
-        self.special_ids = {}
-        for token in special_tokens or []:
-            if not token:
-                raise UserError('a special token can not be empty; remove it')
+        for token in special_tokens or ():
             id = self.id_of.setdefault(token.encode(), max(self.vocab, default=-1) + 1)
             self.vocab[id] = token.encode()
-            self.special_ids[token] = id
+        self.special_ids = {token: self.id_of[token.encode()] for token in special_tokens or ()}
+        if '' in self.special_ids:
+            raise UserError('a special token can not be empty; remove it')
         self.vocab_size = max(self.vocab) + 1
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
         self.eot = self.special_ids.get(END_OF_TEXT)
         self.special = special_pattern(self.special_ids)
         self.cache = Cache(self.word_ids)
-
-    def split(self, text):
-        """-> the texts before, between and after the special tokens, and the ids of those"""
-        parts = self.special.split(text) if self.special else [text]
-        return parts[::2], [self.special_ids[token] for token in parts[1::2]]
+        self.caches = [self.cache]
 
     def encode(self, text):
         """text -> list of ids; special tokens in it become their own ids, the longest where several fit."""
-        if len(text) > LONG_TEXT:
+        if len(text) > LONG_TEXT or self.special and self.special.search(text):
             return self.encode_to_numpy(text).tolist()
-        texts, special = self.split(text)
-        ids = self.encode_ordinary(texts[0])
-        for id, part in zip(special, texts[1:]):
-            ids += [id, *self.encode_ordinary(part)]
-        return ids
+        return self.encode_ordinary(text)
 
     def encode_ordinary(self, text):
         """text -> list of ids; special tokens in it are text like any other."""
@@ -611,28 +517,27 @@ class BaseTokenizer:
 
     def encode_to_numpy(self, text):
         """encode(text) as an array of uint16 (of uint32 for more than 65,536 tokens); the fastest for a long text."""
-        texts, special = self.split(text)
-        return self.encode_bytes(b'\xff'.join([part.encode() for part in texts]), special)
+        parts = self.special.split(text) if self.special else [text]
+        special = [self.special_ids[token] for token in parts[1::2]]
+        return self.encode_bytes(b'\xff'.join([part.encode() for part in parts[::2]]), special)
 
     def encode_bytes(self, raw, special=()):
-        """
-        UTF-8 bytes -> array of ids. Special tokens are text like any other; for each byte 0xff, which UTF-8 never has,
-        comes the next id of `special`, or the same one every time if it is a number.
-        """
+        """UTF-8 bytes -> array of ids; a byte 0xff becomes the next id of `special`, or that one if it is a number."""
         parts = [self.encode_ordinary(part.decode()) for part in raw.split(b'\xff')]
         special = np.broadcast_to(special, len(parts) - 1).tolist()
         return np.array([*parts[0], *chain.from_iterable([id, *part] for id, part in zip(special, parts[1:]))], self.dtype)
 
     def encode_iterable(self, chunks):
-        """Yields the ids of encode(''.join(chunks)), wherever the chunks were cut, and holds only what is undecided."""
+        """Yields the ids of encode(''.join(chunks)), wherever the chunks were cut, and holds little more than STREAM."""
         for block in blocks((chunk.encode() for chunk in chunks), STREAM, self.special_ids):
             yield from self.encode(block.decode())
             self.forget(1 << 14)
 
     def forget(self, limit=0):
         """Drops what is kept of earlier texts to be faster, if that is more than `limit` words."""
-        if len(self.cache) > limit:
-            self.cache.clear()
+        for cache in self.caches:
+            if len(cache) > limit:
+                cache.clear()
 
     @functools.cached_property
     def token_bytes(self):
@@ -640,12 +545,12 @@ class BaseTokenizer:
         return Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
 
     def decode_bytes(self, ids):
-        """ids (an array is fastest) -> bytes. Raises ValueError for an id outside the vocabulary."""
-        ids = ids if isinstance(ids, np.ndarray) else np.array([*ids], int)
-        if len(ids) and not (0 <= ids.min() <= ids.max() < self.vocab_size and self.token_bytes.size[ids].all()):
-            for i in ids.tolist():
-                if i not in self.vocab:
-                    raise ValueError(f'id {i} is not in the vocabulary of {len(self.vocab)} tokens')
+        """ids (a sequence; an array is fastest) -> bytes. Raises ValueError for what is no id of the vocabulary."""
+        ids = ids if isinstance(ids, np.ndarray) else np.array(ids.tolist() if hasattr(ids, 'tolist') else [*ids])
+        ids = ids if ids.size else np.zeros(0, int)
+        if ids.ndim != 1 or ids.dtype.kind not in 'iu' or ids.size and not (
+                0 <= ids.min() <= ids.max() < self.vocab_size and self.token_bytes.size[ids].all()):
+            raise ValueError(f'not all of these are ids of the vocabulary of {len(self.vocab)} tokens: {ids}')
         return b''.join([self.token_bytes.join(ids[i:i + BATCH])[0].tobytes() for i in range(0, len(ids), BATCH)])
 
     def decode(self, ids):
@@ -654,33 +559,38 @@ class BaseTokenizer:
 
     def save(self, path):
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
+        pre_tokenizer, model, decoder = self.as_json()
+        added = [{'id': i, 'content': t, 'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False,
+                  'special': True} for t, i in sorted(self.special_ids.items(), key=lambda x: x[1])]
+        data = {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added, 'normalizer': None,
+                'pre_tokenizer': pre_tokenizer, 'post_processor': None, 'decoder': decoder, 'model': model}
         with open(path, 'w', encoding='utf-8', newline='\n') as f:
-            json.dump(self.as_json(), f, ensure_ascii=False, indent=1)
+            json.dump(data, f, ensure_ascii=False, indent=1)
 
 class Tokenizer(BaseTokenizer):
-    """Byte-level BPE: every text has ids, and decode(encode(text)) == text."""
-
+    """Byte-level BPE: every text that UTF-8 can hold has ids, and decode(encode(text)) == text."""
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
-        """
-        vocab: {id: bytes}, merges: [(bytes, bytes)] in order, as train_bpe returns them. Special tokens that vocab
-        does not hold are added at its end. pattern: 'gpt2' or 'gpt4', how text is cut into words.
-        """
+        """vocab and merges as train_bpe returns them; special tokens that vocab lacks come last. pattern: 'gpt2' or 'gpt4'."""
         self.set_vocab(vocab, special_tokens)
         self.merges = [tuple(m) for m in merges]
         self.pattern_name, self.pattern = pattern, regex.compile(PATTERNS[pattern])
-        missing = [b for b in range(256) if bytes([b]) not in self.id_of]
-        if missing:
-            raise UserError(f'this vocabulary lacks byte {missing[0]}: it is not a byte-level BPE; use another file')
-        self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
         try:
-            # pair of ids -> (rank, id of the two together)
-            self.ranks = {}
+            self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
+            self.ranks, made = {}, {*self.byte_ids}     # pair of ids -> (rank, id of the two together)
             for rank, (a, b) in enumerate(self.merges):
                 self.ranks.setdefault((self.id_of[a], self.id_of[b]), (rank, self.id_of[a + b]))
+                if not made.issuperset((self.id_of[a], self.id_of[b])):
+                    raise UserError(f'merge {rank} joins {a} and {b} before both are made; use the merges in their order')
+                made.add(self.id_of[a + b])
         except KeyError as e:
-            raise UserError(f'the merges name {e}, which the vocabulary lacks; use the files of one tokenizer')
-        self.after_space, self.pieces = Cache(self.ids_after_space), Pieces(pattern)
-        self.forget()
+            raise UserError(f'this vocabulary lacks {e}, a byte or what the merges make; use the files of one tokenizer')
+        for token, id in self.special_ids.items():
+            twin = from_printable(token) if {*token} <= TO_BYTE.keys() else b''     # in a file both would look alike
+            if id in made or self.id_of.get(twin, id) != id:
+                raise UserError(f'the special token {token!r} is an ordinary one too; take another')
+        self.size = [len(self.vocab.get(i, b'')) for i in range(self.vocab_size)]      # bytes of each token
+        self.after_space, self.tables = Cache(self.ids_after_space), []
+        self.caches.append(self.after_space)
 
     @classmethod
     def from_files(cls, vocab_path, merges_path, special_tokens=None, pattern='gpt2'):
@@ -692,14 +602,13 @@ class Tokenizer(BaseTokenizer):
             specials = [END_OF_TEXT] if special_tokens is None and END_OF_TEXT in vocab else special_tokens
             return cls(*read_bpe(vocab, merges, specials or ()), specials, pattern)
         except (OSError, KeyError, ValueError, AttributeError, TypeError) as e:
-            raise UserError(f'can not read {vocab_path} with {merges_path} as a vocabulary and its merges: {e!r}; '
-                            f'give the vocab.json and merges.txt of one tokenizer')
+            raise UserError(f'{vocab_path} and {merges_path} are no vocabulary and its merges ({e!r}); give files of one tokenizer')
 
     def encode_ordinary(self, text):
         """text -> list of ids; special tokens in it are text like any other."""
         if len(text) > LONG_TEXT:
             return self.encode_bytes(text.encode()).tolist()
-        # cutting at spaces is eight times as fast as the pattern, which only sees what is new
+        # cutting at spaces is twice as fast as the pattern, which only sees what is new
         first, *rest = SAFE_SPACE.split(text) if UNSAFE_SPACE.search(text) else text.split(' ')
         return [*super().encode_ordinary(first), *chain.from_iterable(map(self.after_space.__getitem__, rest))]
 
@@ -707,70 +616,46 @@ class Tokenizer(BaseTokenizer):
         return super().encode_ordinary(' ' + piece)
 
     def word_ids(self, word):
-        """
-        The ids of one word: join the pair of lowest rank, the left one of several, until no pair has a rank. A heap of
-        (rank, place) over a linked list: n log n for n bytes.
-        """
-        ids, ranks = [self.byte_ids[b] for b in word.encode()], self.ranks
-        n = len(ids)
-        after, before = list(range(1, n + 1)), list(range(-1, n - 1))
+        """The ids of one word: join the pair of lowest rank, the left one of several, until none has one. n log n by a heap."""
+        ids, ranks, size = [*map(self.byte_ids.__getitem__, word.encode()), -1], self.ranks, self.size
+        last = ids.copy()                   # a token's id stands at its first byte in `ids` and at its last in `last`
         heap = [(*ranks[p], i, *p) for i, p in enumerate(zip(ids, ids[1:])) if p in ranks]
         heapq.heapify(heap)
         while heap:
             _, new, i, a, b = heapq.heappop(heap)
-            j = after[i]
-            if ids[i] != a or j >= n or ids[j] != b:
-                continue                    # one of the two was merged with its other neighbour
-            ids[i], ids[j], k, h = new, -1, after[j], before[i]
-            after[i] = k
-            if k < n:
-                before[k] = i
-                if (p := (new, ids[k])) in ranks:
-                    heapq.heappush(heap, (*ranks[p], i, *p))
-            if h >= 0 and (p := (ids[h], new)) in ranks:
-                heapq.heappush(heap, (*ranks[p], h, *p))
+            if ids[i] == a and ids[j := i + size[a]] == b:      # else one of the two was merged with its other neighbour
+                end, left = j + size[b], last[i - 1]
+                ids[i], ids[j], last[end - 1] = new, -1, new
+                for at, p in (i, (new, ids[end])), (i - size[left], (left, new)):
+                    if p in ranks:
+                        heapq.heappush(heap, (*ranks[p], at, *p))
         return [x for x in ids if x >= 0]
-
-    # long texts: the numbers of their pieces, a table from those to ids, and all new words merged together
 
     def forget(self, limit=0):
         super().forget(limit)
-        if len(self.after_space) > limit:
-            self.after_space.clear()
-        if len(self.pieces.all) > limit:
-            self.pieces = Pieces(self.pattern_name)
-            self.separator = next(self.pieces.windows(b'\xff'))[0]
-            self.table = Ragged(np.array(self.byte_ids[:1], self.dtype), [1])      # there is no piece 0
+        self.tables = [t for t in self.tables if max(len(t[0].all), len(t[1].flat) >> 3) <= limit]
 
     def encode_bytes(self, raw, special=()):
-        """BaseTokenizer.encode_bytes, at 60 MB/s."""
-        out, places, total, waiting = [np.zeros(0, self.dtype)], [np.zeros(0, int)], 0, []
-        for numbers in chain(self.pieces.windows(raw), [None]):
-            new = len(self.pieces.all) - len(self.table.size)
-            if numbers is not None:
-                waiting.append(numbers)
-                if 0 < new < BATCH and len(waiting) < 64:
-                    continue                # few new pieces: wait for more to learn at once
-            if new:
-                self.learn()
-            for n in waiting:
-                ids, begin = self.table.join(n)
-                out.append(ids)
-                places.append(total + begin[n == self.separator])
-                total += len(ids)
-            waiting = []
+        """BaseTokenizer.encode_bytes, at 60 MB/s: a table takes the numbers of pieces to ids; new words are merged together."""
+        try:            # taken while in use: another thread makes its own, and what an exception left half done is dropped
+            pieces, table = self.tables.pop()
+        except IndexError:
+            pieces, table = Pieces(self.pattern_name), Ragged(np.zeros(1, self.dtype), [1])     # there is no piece 0
+        windows, out, places, total = [*pieces.windows(raw)], [np.zeros(0, self.dtype)], [np.zeros(0, int)], 0
+        if new := pieces.all[len(table.size):]:
+            words, owner = words_of(new, self.pattern_name)
+            ids, size = self.merge_words(words)
+            table = Ragged(np.append(table.flat, ids), np.append(table.size, np.bincount(owner, size).astype(int)))
+        for numbers in windows:
+            ids, begin = table.join(numbers)
+            out.append(ids)
+            places.append(total + begin[numbers == 1])
+            total += len(ids)
         ids = np.concatenate(out)
         ids[np.concatenate(places)] = special
+        self.tables.append((pieces, table))
         self.forget(MAX_PIECES)
         return ids
-
-    def learn(self):
-        """Extends the table by the pieces that are new."""
-        words, owner = words_of(self.pieces.all[len(self.table.size):], self.pattern_name)
-        merged = [self.merge_words(words[i:i + BATCH]) for i in range(0, len(words), BATCH)]
-        ids, size = (np.concatenate(x) for x in zip(*merged))
-        size = np.append(self.table.size, np.bincount(owner, size).astype(int))
-        self.table = Ragged(np.append(self.table.flat, ids), size)
 
     @functools.cached_property
     def pair_table(self):
@@ -784,10 +669,7 @@ class Tokenizer(BaseTokenizer):
         return index, ranks, made, ranks[index.find(np.repeat(ids, 256), np.tile(ids, 256))]
 
     def merge_words(self, words):
-        """
-        What word_ids does for many words as bytes -> (their ids end to end, how many each has). Every round merges in
-        each word the pair of lowest rank; words that are done leave. 2 us a word, an eighth of what word_ids takes.
-        """
+        """word_ids for many words as bytes, in an eighth of the time. -> (their ids end to end, how many each has)"""
         index, ranks, made, ranks_of_bytes = self.pair_table
         size = np.array([*map(len, words)])
         who, long = np.flatnonzero(size <= LONG_WORD), np.flatnonzero(size > LONG_WORD).tolist()
@@ -796,7 +678,7 @@ class Tokenizer(BaseTokenizer):
         size, ids = size[who], np.array(self.byte_ids, np.int32)[raw]
         rank = np.append(ranks_of_bytes[raw[:-1].astype(int) << 8 | raw[1:]], NONE)     # of the pair that begins here
         rank[np.cumsum(size) - 1] = NONE
-        while len(who):
+        while len(who):         # every round merges in each word the pair of lowest rank; words that are done leave
             best = np.minimum.reduceat(rank, np.cumsum(size) - size)
             stay = best < NONE
             inside = np.repeat(stay, size)
@@ -817,20 +699,13 @@ class Tokenizer(BaseTokenizer):
         return Ragged(ids.astype(self.dtype), size).join(order)[0], size[order]
 
     def as_json(self):
-        if self.pattern_name == 'gpt2':        # the pattern that ByteLevel has built in
-            pre = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': True}
-        else:
-            split = {'type': 'Split', 'pattern': {'Regex': PATTERNS[self.pattern_name]}, 'behavior': 'Isolated',
-                     'invert': False}
-            level = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': False}
-            pre = {'type': 'Sequence', 'pretokenizers': [split, level]}
+        split = {'type': 'Split', 'pattern': {'Regex': PATTERNS[self.pattern_name]}, 'behavior': 'Isolated', 'invert': False}
+        level = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': self.pattern_name == 'gpt2'}
+        pre = level if level['use_regex'] else {'type': 'Sequence', 'pretokenizers': [split, level]}
         specials = set(self.special_ids.values())
-        model = {'type': 'BPE', 'dropout': None, 'unk_token': None, 'continuing_subword_prefix': None,
-                 'end_of_word_suffix': None, 'fuse_unk': False, 'byte_fallback': False, 'ignore_merges': False,
-                 'vocab': {b.decode() if i in specials else printable(b): i for i, b in sorted(self.vocab.items())},
-                 'merges': [[printable(a), printable(b)] for a, b in self.merges]}
-        decoder = {'type': 'ByteLevel', 'add_prefix_space': True, 'trim_offsets': True, 'use_regex': True}
-        return tokenizer_json(self, pre, model, decoder)
+        vocab = {b.decode() if i in specials else printable(b): i for i, b in sorted(self.vocab.items())}
+        merges = [[printable(a), printable(b)] for a, b in self.merges]
+        return pre, {'type': 'BPE', 'vocab': vocab, 'merges': merges}, level
 
 def ByteTokenizer(special_tokens=(END_OF_TEXT,)):
     """The 256 bytes and no merges."""
@@ -839,38 +714,28 @@ def ByteTokenizer(special_tokens=(END_OF_TEXT,)):
 class WordTokenizer(BaseTokenizer):
     """A token for each of the given words (matches of \\w+|. in the text), <unk> for every other one."""
     pattern_text = r'(?s)\w+|.'
+    json_pattern = r'[\w\u200c\u200d&&[^²³¹¼-¾]]+|[\s\S]'     # the same in the regex of `tokenizers`
 
     def __init__(self, words, special_tokens=(END_OF_TEXT,)):
         """words: the texts of ids 0, 1, ...; <unk> and the special tokens follow."""
-        self.words = list(words)
+        special_tokens = [UNKNOWN, *(special_tokens or ())]
+        self.words = [w for w in dict.fromkeys(words) if w not in special_tokens]
         self.pattern = regex.compile(self.pattern_text)
-        self.set_vocab(enumerate(w.encode() for w in self.words), [UNKNOWN, *(special_tokens or ())])
+        self.set_vocab(enumerate(w.encode() for w in self.words), special_tokens)
         self.unknown = self.special_ids.pop(UNKNOWN)
         self.special = special_pattern(self.special_ids)       # a text can not ask for <unk> by name
-
-    @classmethod
-    def train(cls, counts, vocab_size=0, special_tokens=(END_OF_TEXT,)):
-        """{word: count} -> the tokenizer with the most frequent words (all of them for vocab_size 0)."""
-        words = sorted((w for w in counts if w not in (UNKNOWN, *special_tokens)), key=lambda w: (-counts[w], w))
-        return cls(words[:vocab_size - 1 - len(special_tokens)] if vocab_size else words, special_tokens)
 
     def word_ids(self, word):
         return [self.id_of.get(word.encode(), self.unknown)]
 
     def as_json(self):
-        pre = {'type': 'Split', 'pattern': {'Regex': self.pattern_text.replace('(?s)', '').replace('.', r'[\s\S]')},
-               'behavior': 'Removed', 'invert': True}
+        pre = {'type': 'Split', 'pattern': {'Regex': self.json_pattern}, 'behavior': 'Removed', 'invert': True}
         model = {'type': 'WordLevel', 'vocab': {b.decode(): i for i, b in self.vocab.items()}, 'unk_token': UNKNOWN}
-        return tokenizer_json(self, pre, model, {'type': 'Fuse'})
+        return pre, model, {'type': 'Fuse'}
 
 class CharTokenizer(WordTokenizer):
-    """A token for each character of an alphabet, <unk> for every other one."""
-    pattern_text = r'(?s).'
-
-    @classmethod
-    def train(cls, counts, vocab_size=0, special_tokens=(END_OF_TEXT,)):
-        """An alphabet (anything that yields characters) -> the tokenizer, ids in the order of code points."""
-        return cls(sorted(set(counts)), special_tokens)
+    """A token for each of the given characters, <unk> for every other one."""
+    pattern_text, json_pattern = r'(?s).', r'[\s\S]'
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
@@ -881,56 +746,54 @@ TO_CHAR = {b: chr(b) for b in PRINTABLE} | {b: chr(256 + i) for i, b in enumerat
 TO_BYTE = {c: b for b, c in TO_CHAR.items()}
 
 def printable(token):
-    return ''.join([TO_CHAR[b] for b in token])
+    return token.decode('latin-1').translate(TO_CHAR)
 
 def from_printable(token):
     return bytes([TO_BYTE[c] for c in token])
 
 def read_bpe(vocab, merges, specials):
     """The vocab and merges of a Tokenizer from those of a file: {token: id}, ['a b' or ['a', 'b']]"""
-    vocab = {i: t.encode() if t in specials else from_printable(t) for t, i in vocab.items()}
+    by_id = {i: t.encode() if t in specials else from_printable(t) for t, i in vocab.items()}
     merges = [tuple(map(from_printable, m.split(' ') if isinstance(m, str) else m)) for m in merges]
-    if any(not 0 <= i < 1 << 24 for i in vocab) or any(len(m) != 2 for m in merges):
-        raise ValueError('an id or a merge is out of range')
-    return vocab, merges
-
-def tokenizer_json(tok, pre_tokenizer, model, decoder):
-    added = [{'id': i, 'content': t, 'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False,
-              'special': True} for t, i in sorted(tok.special_ids.items(), key=lambda x: x[1])]
-    return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added, 'normalizer': None,
-            'pre_tokenizer': pre_tokenizer, 'post_processor': None, 'decoder': decoder, 'model': model}
+    good = all(type(i) is int and 0 <= i < 1 << 24 for i in by_id) and len(by_id) == len(vocab)
+    if not good or any(len(m) != 2 for m in merges):
+        raise ValueError('an id or a merge is out of range, or an id is given twice')
+    return by_id, merges
 
 def load_tokenizer(path):
-    """
-    Opens any tokenizer.json that `save` wrote, and the byte-level BPE ones of Hugging Face (GPT-2's and GPT-4's
-    patterns), with the ids as they are in the file. Raises UserError for anything else.
-    """
+    """Opens a tokenizer.json of ours, or of Hugging Face if it is byte-level BPE, with the ids it has. Raises UserError."""
     data = read_json(path)
     try:
         model, pre = data['model'], data['pre_tokenizer']
         specials = {t['content']: t['id'] for t in data['added_tokens']}
+        for part, known in ((data, 'version truncation padding added_tokens pre_tokenizer decoder model post_processor'),
+                            (data.get('post_processor') or {}, 'type add_prefix_space trim_offsets use_regex'),
+                            (model, 'type vocab merges unk_token fuse_unk'),
+                            *((token, 'id content normalized special') for token in data['added_tokens'])):
+            if asked := [key for key, value in part.items() if value and key not in known.split()]:
+                raise ValueError(f'{asked} is not known here')
         if model.get('type') == 'WordLevel':
-            words = [w for w, _ in sorted(model['vocab'].items(), key=lambda x: x[1])]
-            kind = CharTokenizer if pre['pattern']['Regex'] == r'[\s\S]' else WordTokenizer
-            tok = kind([w for w in words if w not in specials and w != UNKNOWN], list(specials))
-            if any(tok.id_of.get(w.encode()) != i for w, i in model['vocab'].items()):
-                raise ValueError('the ids are not in our order')
-            return tok
-        if data.get('normalizer') or model.get('ignore_merges') or model.get('byte_fallback'):
-            raise ValueError('its normalizer, ignore_merges or byte_fallback is not known here')
-        return Tokenizer(*read_bpe(specials | model['vocab'], model['merges'], specials), list(specials), find_pattern(pre))
+            kind = CharTokenizer if pre['pattern']['Regex'] == CharTokenizer.json_pattern else WordTokenizer
+            tok = kind(sorted(model['vocab'], key=model['vocab'].get), [*specials])
+            if model['vocab'] != {b.decode(): i for i, b in tok.vocab.items()}:
+                raise ValueError('its ids are not in our order')
+        else:
+            tok = Tokenizer(*read_bpe(specials | model['vocab'], model['merges'], specials), [*specials], find_pattern(pre))
+        if specials != tok.special_ids:
+            raise ValueError('a special token has two ids')
+        return tok
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         raise UserError(f'{path} is no tokenizer this project can use ({e}); byte-level BPE with the pattern of GPT-2 '
                         f'or GPT-4 works, as do those that prepare.py makes')
 
 def find_pattern(pre):
     """The name of our pattern that a pre_tokenizer of a tokenizer.json stands for."""
-    if pre['type'] == 'ByteLevel' and pre.get('use_regex', True) and not pre.get('add_prefix_space', True):
-        return 'gpt2'
-    for part in pre['pretokenizers'] if pre['type'] == 'Sequence' else ():
-        for name, text in PATTERNS.items():
-            if part['type'] == 'Split' and part['pattern'] == {'Regex': text}:
-                return name
+    *split, level = pre.get('pretokenizers', [pre])
+    if level['type'] == 'ByteLevel' and not level['add_prefix_space'] and level.get('use_regex', True) == (not split):
+        if not split:
+            return 'gpt2'
+        if len(split) == 1 and (split[0]['behavior'], split[0]['invert']) in (('Isolated', False), ('Removed', True)):
+            return {text: name for name, text in PATTERNS.items()}[split[0]['pattern']['Regex']]
     raise ValueError('its pre_tokenizer is not known here')
 
-BaseTokenizer.load = staticmethod(load_tokenizer)
+Tokenizer.load = staticmethod(load_tokenizer)
