@@ -10,7 +10,8 @@ Settings without a framework. A script lists its knobs as plain globals and read
 Arguments are read from left to right and later ones win. An argument is a Python file that assigns knobs (it sees
 the knobs so far, so it can compute with them; names in CAPITALS or with a leading underscore are its own), or
 --key=value. A knob is a lower-case global that is a bool, an int, a float or a str; the comment beside it is its
---help. Only a script that was launched reads the command line: importing it changes nothing.
+--help. Only a script that was launched reads the command line: importing it changes nothing. The last section is about
+something else: long texts in blocks, on all cores.
 """
 import difflib
 import hashlib
@@ -233,7 +234,9 @@ SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
 
 def special_pattern(special_tokens, form=str):
     """Splits str (or bytes) at special tokens, the longest where several fit, and keeps them; None if there are none."""
-    tokens = sorted(filter(None, special_tokens or []), key=len, reverse=True)
+    tokens = sorted(special_tokens, key=len, reverse=True)
+    if '' in tokens:
+        raise UserError('a special token can not be empty; remove it')
     text = f'({"|".join(map(re.escape, tokens))})'
     return re.compile(text if form is str else text.encode()) if tokens else None
 

@@ -76,9 +76,8 @@ def plain_encode(text, merges, pattern='gpt2'):
 
 # -----------------------------------------------------------------------------
 # cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
-#
-# A piece is what lies between two safe cuts: places where the pattern ends a word whatever came before, and begins one
-# whatever follows. Nearly every piece is one word; the pattern itself is only asked about distinct pieces that may not be.
+# A piece is what lies between two safe cuts: places where the pattern ends a word whatever stands around. Nearly every
+# piece is one word; the pattern itself is only asked about distinct pieces that may not be.
 
 # classes of characters; UNSURE is white space beyond ASCII, after which nothing is cut
 SEPARATOR, LETTER, SPACE, DIGIT, OTHER, BLANK, NEWLINE, APOSTROPHE, UNSURE = range(9)
@@ -93,8 +92,7 @@ def class_tables():
         for m in regex.finditer(members, text):
             table[m.start():m.end()] = kind
     table[:128][table[:128] == UNSURE] = BLANK
-    for char, kind in {' ': SPACE, '\n': NEWLINE, '\r': NEWLINE, "'": APOSTROPHE}.items():
-        table[ord(char)] = kind
+    table[[*b" \n\r'"]] = SPACE, NEWLINE, NEWLINE, APOSTROPHE
     return table, table[:128].tobytes() + bytes([SEPARATOR]) * 128
 
 def gpt2_cut(a, b):
@@ -333,7 +331,7 @@ class Merging:
     def __init__(self, counts, limit):
         self.vocab, self.limit = [bytes([i]) for i in range(256)], min(limit, 256 + sum(map(len, counts)))
         self.end = self.limit               # the id of what stands before, between and after the words
-        self.length = np.ones(self.limit + 1, np.int64)             # bytes of each token
+        self.length = np.ones(self.limit + 1, np.int32)             # bytes of each token
         self.as_first, self.as_second = np.zeros((2, self.limit), int).tolist()     # vocabulary when it was last merged so
         # a token's id stands at its first byte in `first` and at its last byte in `last`
         size = np.array([*map(len, counts)], np.int64)
@@ -343,17 +341,18 @@ class Merging:
         self.weight = np.append(0, np.repeat(np.array([*counts.values()], np.int64), size + 1))
         self.pool, self.floor = [], 1 << 62     # sorted entries: all that count `floor` or more
         self.rest, self.places = [], []         # columns of the others: count, pair, which of the places, from, to
-        self.born(np.flatnonzero(self.first >= 0)[:-1])
+        self.born(np.arange(len(self.first) - 1, dtype=np.int32))
 
     def born(self, at):
         """Enters the pairs that begin at these places."""
         a = self.first[at]
         b = self.first[at + self.length[a]]
         keep = (a != self.end) & (b != self.end)
-        at, pairs, keys = at[keep], a[keep].astype(np.int64) << 32 | b[keep], (a << 8 | b)[keep].astype(np.uint16)
+        at, a, b = at[keep], a[keep], b[keep]
         # pairs of bytes are sorted as 16 bits: five times as fast
-        order, begin, count = groups(keys if len(self.vocab) == 256 else pairs, self.weight[at])
-        self.enter(count, pairs[order[begin]], at[order], begin)
+        keys = (a << 8 | b).astype(np.uint16) if len(self.vocab) == 256 else a.astype(np.int64) << 32 | b
+        order, begin, count = groups(keys, self.weight[at])
+        self.enter(count, a[order[begin]].astype(np.int64) << 32 | b[order[begin]], at[order], begin)
 
     def enter(self, count, pairs, at, begin):
         """Enters pairs whose places lie end to end in `at`."""
@@ -382,13 +381,14 @@ class Merging:
 
     def exact(self, entry):
         """Is its count up to date? Places are lost when its first token is merged as a second, or its second as a first."""
-        return self.as_second[entry[3] >> 32] <= entry[4] >= self.as_first[entry[3] & LOW]
+        first, second, counted = entry[3] >> 32, entry[3] & LOW, entry[4]
+        return self.as_second[first] <= counted and self.as_first[second] <= counted
 
     def recount(self):
         """Fills the pool up, and brings the top of it up to date."""
         if len(self.pool) < TOP and self.rest:
             columns, self.rest = np.concatenate(self.rest, 1), []
-            if n := min(len(self.vocab), columns.shape[1]):         # as many as there are tokens
+            if n := min(len(self.vocab), columns.shape[1]):         # few at first, since most of what is born would follow
                 self.floor = np.partition(columns[0], -n)[-n]
                 self.choose(columns)
         top = self.pool[-TOP:]
@@ -408,13 +408,12 @@ class Merging:
             firsts, seconds = set(), set()
             for entry in reversed(self.pool):
                 a, b = entry[3] >> 32, entry[3] & LOW
-                if not self.exact(entry) or a in seconds or b in firsts or a == b and batch or len(batch) == room:
+                if not self.exact(entry) or a in seconds or b in firsts or len(batch) == room:
                     break
-                batch.append(entry)
+                at = every_other(np.sort(entry[5]), len(entry[1])) if a == b else entry[5]
+                batch.append((*entry[:5], at))
                 firsts.add(a)
                 seconds.add(b)
-                if a == b:                  # aaa overlaps itself: alone
-                    break
         return self.merge(batch) if batch else []
 
     def merge(self, batch):
@@ -423,12 +422,9 @@ class Merging:
         batch = batch[:self.overtaken(batch, at, who, end)]
         n, old = np.searchsorted(who, len(batch)), len(self.vocab)
         at, who, middle, end = at[:n], who[:n], middle[:n], end[:n]
-        if batch[0][1] == batch[0][2]:
-            at = every_other(np.sort(at), len(batch[0][1]))
-            who, middle, end = who[:len(at)], at + len(batch[0][1]), at + 2 * len(batch[0][1])
-        for _, x, y, pair, *_ in batch:     # two pairs never spell the same token: a text ends up in one way only
+        for _, x, y, pair, *_ in batch:
             self.length[len(self.vocab)] = len(x + y)
-            self.vocab.append(x + y)
+            self.vocab.append(x + y)        # no other pair spells this: its bytes were merged alike wherever they stand
             self.as_first[pair >> 32] = self.as_second[pair & LOW] = old + len(batch)
         del self.pool[-len(batch):]
         self.first[middle] = -1
@@ -445,8 +441,10 @@ class Merging:
         for n, side in zip(count[near].tolist(), sides[order[begin[near]]].tolist()):
             i, token = side >> 33, side & LOW
             if token != self.end:
-                made = batch[i][1] + batch[i][2]
-                pair = (n, made, self.vocab[token]) if side >> 32 & 1 else (n, self.vocab[token], made)
+                made, other = batch[i][1] + batch[i][2], self.vocab[token]
+                pair = (n, made, other) if side >> 32 & 1 else (n, other, made)
+                if made == other + other:   # aaaa: the other may be made at once
+                    pair = (n + 1,)
                 stop = next((j for j in range(i + 1, stop) if batch[j][:3] < pair), stop)
         return stop
 
@@ -490,15 +488,12 @@ class Ragged:
 class BaseTokenizer:
     """What all share: special tokens, streams, bytes. A subclass has `pattern`, which cuts text into words, and `word_ids`."""
     def set_vocab(self, vocab, special_tokens):
-        self.vocab = dict(vocab)
+        self.vocab, self.special_ids = dict(vocab), {}
         self.id_of = {b: i for i, b in self.vocab.items()}
         for token in special_tokens or ():
-            id = self.id_of.setdefault(token.encode(), max(self.vocab, default=-1) + 1)
-            self.vocab[id] = token.encode()
-        self.special_ids = {token: self.id_of[token.encode()] for token in special_tokens or ()}
-        if '' in self.special_ids:
-            raise UserError('a special token can not be empty; remove it')
-        self.vocab_size = max(self.vocab) + 1
+            id = self.special_ids[token] = self.id_of.get(token.encode(), max(self.vocab, default=-1) + 1)
+            self.id_of[token.encode()], self.vocab[id] = id, token.encode()
+        self.vocab_size = max(self.vocab, default=-1) + 1
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
         self.eot = self.special_ids.get(END_OF_TEXT)
         self.special = special_pattern(self.special_ids)
@@ -528,7 +523,7 @@ class BaseTokenizer:
         return np.array([*parts[0], *chain.from_iterable([id, *part] for id, part in zip(special, parts[1:]))], self.dtype)
 
     def encode_iterable(self, chunks):
-        """Yields the ids of encode(''.join(chunks)), wherever the chunks were cut, and holds little more than STREAM."""
+        """Yields the ids of encode(''.join(chunks)), wherever they were cut. Holds STREAM, or a text without a space."""
         for block in blocks((chunk.encode() for chunk in chunks), STREAM, self.special_ids):
             yield from self.encode(block.decode())
             self.forget(1 << 14)
@@ -578,10 +573,11 @@ class Tokenizer(BaseTokenizer):
             self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
             self.ranks, made = {}, {*self.byte_ids}     # pair of ids -> (rank, id of the two together)
             for rank, (a, b) in enumerate(self.merges):
-                self.ranks.setdefault((self.id_of[a], self.id_of[b]), (rank, self.id_of[a + b]))
-                if not made.issuperset((self.id_of[a], self.id_of[b])):
-                    raise UserError(f'merge {rank} joins {a} and {b} before both are made; use the merges in their order')
-                made.add(self.id_of[a + b])
+                pair, new = (self.id_of[a], self.id_of[b]), self.id_of[a + b]
+                if not made.issuperset(pair) or pair in self.ranks:
+                    raise UserError(f'merge {rank} joins {a} and {b} twice or too early; use the merges in their order')
+                self.ranks[pair] = rank, new
+                made.add(new)
         except KeyError as e:
             raise UserError(f'this vocabulary lacks {e}, a byte or what the merges make; use the files of one tokenizer')
         for token, id in self.special_ids.items():
@@ -602,7 +598,7 @@ class Tokenizer(BaseTokenizer):
             specials = [END_OF_TEXT] if special_tokens is None and END_OF_TEXT in vocab else special_tokens
             return cls(*read_bpe(vocab, merges, specials or ()), specials, pattern)
         except (OSError, KeyError, ValueError, AttributeError, TypeError) as e:
-            raise UserError(f'{vocab_path} and {merges_path} are no vocabulary and its merges ({e!r}); give files of one tokenizer')
+            raise UserError(f'{vocab_path} and {merges_path} are no vocab and merges of one tokenizer ({e!r}); give such files')
 
     def encode_ordinary(self, text):
         """text -> list of ids; special tokens in it are text like any other."""
@@ -633,7 +629,8 @@ class Tokenizer(BaseTokenizer):
 
     def forget(self, limit=0):
         super().forget(limit)
-        self.tables = [t for t in self.tables if max(len(t[0].all), len(t[1].flat) >> 3) <= limit]
+        if any(max(len(pieces.all), len(table.flat) >> 3) > limit for pieces, table in [*self.tables]):
+            self.tables = []
 
     def encode_bytes(self, raw, special=()):
         """BaseTokenizer.encode_bytes, at 60 MB/s: a table takes the numbers of pieces to ids; new words are merged together."""
@@ -712,12 +709,11 @@ def ByteTokenizer(special_tokens=(END_OF_TEXT,)):
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
 
 class WordTokenizer(BaseTokenizer):
-    """A token for each of the given words (matches of \\w+|. in the text), <unk> for every other one."""
+    """A token for each of the given words (matches of \\w+|.), <unk> for all others; that and the special tokens come last."""
     pattern_text = r'(?s)\w+|.'
     json_pattern = r'[\w\u200c\u200d&&[^²³¹¼-¾]]+|[\s\S]'     # the same in the regex of `tokenizers`
 
     def __init__(self, words, special_tokens=(END_OF_TEXT,)):
-        """words: the texts of ids 0, 1, ...; <unk> and the special tokens follow."""
         special_tokens = [UNKNOWN, *(special_tokens or ())]
         self.words = [w for w in dict.fromkeys(words) if w not in special_tokens]
         self.pattern = regex.compile(self.pattern_text)
@@ -755,8 +751,7 @@ def read_bpe(vocab, merges, specials):
     """The vocab and merges of a Tokenizer from those of a file: {token: id}, ['a b' or ['a', 'b']]"""
     by_id = {i: t.encode() if t in specials else from_printable(t) for t, i in vocab.items()}
     merges = [tuple(map(from_printable, m.split(' ') if isinstance(m, str) else m)) for m in merges]
-    good = all(type(i) is int and 0 <= i < 1 << 24 for i in by_id) and len(by_id) == len(vocab)
-    if not good or any(len(m) != 2 for m in merges):
+    if len(by_id) < len(vocab) or {*map(len, merges)} - {2} or any(type(i) is not int or not 0 <= i < 1 << 24 for i in by_id):
         raise ValueError('an id or a merge is out of range, or an id is given twice')
     return by_id, merges
 
@@ -766,25 +761,28 @@ def load_tokenizer(path):
     try:
         model, pre = data['model'], data['pre_tokenizer']
         specials = {t['content']: t['id'] for t in data['added_tokens']}
-        for part, known in ((data, 'version truncation padding added_tokens pre_tokenizer decoder model post_processor'),
+        for part, known in ((data, 'version added_tokens pre_tokenizer decoder model post_processor'),
                             (data.get('post_processor') or {}, 'type add_prefix_space trim_offsets use_regex'),
                             (model, 'type vocab merges unk_token fuse_unk'),
                             *((token, 'id content normalized special') for token in data['added_tokens'])):
             if asked := [key for key, value in part.items() if value and key not in known.split()]:
-                raise ValueError(f'{asked} is not known here')
+                raise ValueError(f'it asks for {asked[0]}, which is not known here')
+        if model.get('type', 'BPE') not in ('BPE', 'WordLevel') or len({t.get('normalized') for t in data['added_tokens']}) > 1:
+            raise ValueError('its type, or special tokens of two kinds, are not known here')
         if model.get('type') == 'WordLevel':
             kind = CharTokenizer if pre['pattern']['Regex'] == CharTokenizer.json_pattern else WordTokenizer
             tok = kind(sorted(model['vocab'], key=model['vocab'].get), [*specials])
-            if model['vocab'] != {b.decode(): i for i, b in tok.vocab.items()}:
-                raise ValueError('its ids are not in our order')
+            if tok.as_json()[:2] != (pre, model):
+                raise ValueError('its words are not as prepare.py makes them')
         else:
             tok = Tokenizer(*read_bpe(specials | model['vocab'], model['merges'], specials), [*specials], find_pattern(pre))
-        if specials != tok.special_ids:
-            raise ValueError('a special token has two ids')
+        new = [i for t, i in specials.items() if t not in model['vocab']]       # these are numbered in the order of the file
+        if specials != tok.special_ids or new != [*range(len(model['vocab']), len(model['vocab']) + len(new))]:
+            raise ValueError('the id of a special token is not the one that others would give it')
         return tok
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
-        raise UserError(f'{path} is no tokenizer this project can use ({e}); byte-level BPE with the pattern of GPT-2 '
-                        f'or GPT-4 works, as do those that prepare.py makes')
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, UserError) as e:
+        raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with the '
+                        f'pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes')
 
 def find_pattern(pre):
     """The name of our pattern that a pre_tokenizer of a tokenizer.json stands for."""
