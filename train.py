@@ -13,6 +13,7 @@ It prepares the data if they are not there, prints a line every log_interval ste
 
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
+import atexit
 import ctypes
 import functools
 import itertools
@@ -668,7 +669,7 @@ def main():
                 saved = save(run, step, model, optimizer, meta['eot'], tok_path, state)
                 say(f'\nstopped at step {step}; saved {saved}\n'
                     f'go on with: python train.py {run}/config.py --init_from=resume')
-            leave(world_size)
+            leave(world_size, 128 + signum)
             sys.exit(128 + signum)
 
     stop.end()
@@ -702,10 +703,15 @@ def check_finite(step, loss, norm):
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise Diverged(f'loss {float(loss)}, gradient norm {float(norm)} at step {step}')
 
-def leave(world_size):
+def leave(world_size, status=0):
+    """
+    The end of one process of several. It skips the end of the interpreter, which now and then one did not survive
+    ("terminate called without an active exception", SIGABRT): threads of torch may still want the interpreter then.
+    """
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
+        atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(status)))
 
 def short(n):
     """short(412345) -> '412k'"""
