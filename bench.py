@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -56,14 +57,7 @@ def peak_memory(place):
     """The most memory that was in use, in bytes, and where."""
     if place.startswith('cuda'):
         return torch.cuda.max_memory_allocated(place), 'of the GPU'
-    try:
-        import resource
-    except ImportError:         # Windows
-        return 0, ''
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024), 'of the process'
-
-def median(values):
-    return sorted(values)[len(values) // 2]
+    return prepare.peak_memory()[0], 'of the process'
 
 def measure_step(model, fast, place, micro, grad_accum, world_size):
     """Seconds of each of `steps` optimizer steps, every one synchronised with the device."""
@@ -92,17 +86,12 @@ def in_a_fork(function, before, after):
     Runs before(), function() and after(its result) in a new process, so that nothing is known from an earlier run.
     -> (seconds of the function, its peak memory in MB, what `after` returned)
     """
-    import resource             # not there on Windows, nor is fork
-
-    def peak(who):
-        return resource.getrusage(who).ru_maxrss / (1e6 if sys.platform == 'darwin' else 1e3)
-
     def child():
         before()
-        start, t = peak(resource.RUSAGE_SELF), time.perf_counter()
+        (start, _), t = prepare.peak_memory(), time.perf_counter()
         result = function()
-        seconds, own, workers = time.perf_counter() - t, peak(resource.RUSAGE_SELF), peak(resource.RUSAGE_CHILDREN)
-        theirs.send((seconds, own - start + (2 * (workers - start) if workers > start else 0), after(result)))
+        seconds, (own, worker) = time.perf_counter() - t, prepare.peak_memory()
+        theirs.send((seconds, (own - start + (default_workers() * (worker - start) if worker > start else 0)) / 1e6, after(result)))
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context('fork').Process(target=child)
     process.start()
@@ -141,11 +130,14 @@ def train_with(name, module, docs, vocab_size):
         tok = module.Tokenizer()
         tok.train_from_iterator(iter(docs), vocab_size - 1, pattern=bpe.PATTERNS['gpt2'])
         return {bytes(token) for token, _ in tok.get_mergeable_ranks()}
+    return {bpe.from_printable(token) for token in train_hf(module, docs, vocab_size).get_vocab() if token != bpe.END_OF_TEXT}
+
+def train_hf(module, docs, vocab_size):
     level, tok = module.pre_tokenizers.ByteLevel, module.Tokenizer(module.models.BPE())
     tok.pre_tokenizer = level(add_prefix_space=False)
     tok.train_from_iterator(docs, module.trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, initial_alphabet=level.alphabet(),
                                                              special_tokens=[bpe.END_OF_TEXT]))
-    return {bpe.from_printable(token) for token in tok.get_vocab() if token != bpe.END_OF_TEXT}
+    return tok
 
 class encode_block:
     """A picklable function: UTF-8 bytes -> ids"""
@@ -160,7 +152,7 @@ def bench_tokenizer():
     if 'fork' not in multiprocessing.get_all_start_methods():
         raise UserError('--what=tokenizer needs processes that can fork: run it on Linux or macOS')
     source = prepare.find_source(config['dataset'])
-    files = sum(prepare.fetch(source['urls']), []) if 'urls' in source else source['files']
+    files = sum(prepare.fetch(source), [])
     raw, end = [], bpe.END_OF_TEXT.encode()
     for text, ends in prepare.documents(files, source['separator'], config['dataset'] == 'python'):
         raw += [text, end * ends]
@@ -255,12 +247,8 @@ def prepare_contest(folder, path, size):
         prepare.prepare(str(path), 'bpe', 10_000)
 
     def tokenizers():
-        hf = peers('tokenizers')['tokenizers']
         docs = path.read_bytes().decode().split(bpe.END_OF_TEXT)
-        level, tok = hf.pre_tokenizers.ByteLevel, hf.Tokenizer(hf.models.BPE())
-        tok.pre_tokenizer = level(add_prefix_space=False)
-        tok.train_from_iterator(docs, hf.trainers.BpeTrainer(vocab_size=10_000, show_progress=False, initial_alphabet=level.alphabet(),
-                                                             special_tokens=[bpe.END_OF_TEXT]))
+        tok = train_hf(peers('tokenizers')['tokenizers'], docs, 10_000)
         end = tok.token_to_id(bpe.END_OF_TEXT)
         with open(Path(folder) / 'theirs.bin', 'wb') as f:
             for i in range(0, len(docs), 1000):

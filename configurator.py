@@ -228,8 +228,8 @@ def print_help(spaces, knobs):
 BLOCK = 1 << 21     # bytes that one process takes at a time
 SMALL = 2           # as many blocks do not pay for processes
 
-# where a text may be cut without changing its tokens under any of our patterns: after a letter or digit, before what
-# is neither. (?r) searches from the right.
+# where a text may be cut without changing its tokens under any pattern of tokenizer.py: after a letter or digit, before
+# what is neither. (?r) searches from the right.
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
 
 def special_pattern(special_tokens, form=str):

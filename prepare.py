@@ -155,8 +155,11 @@ def find_source(dataset):
     return dict(source=source.as_posix(), source_bytes=sum(p.stat().st_size for p in files), files=files,
                 separator=between, val_fraction=val_fraction or 0.1)
 
-def fetch(urls):
-    """Downloads the files of a data set that are missing: -> (training files, validation files)"""
+def fetch(source):
+    """What find_source found, downloaded where it is missing: -> (training files, validation files)"""
+    if 'urls' not in source:
+        return source['files'], []
+    urls = source['urls']
     return [[download(url, DOWNLOADS / urls.get('as_name', url.split('/')[-1]), urls.get('sha256'))
              for url in urls.get(split, [])] for split in ('train', 'val')]
 
@@ -365,7 +368,6 @@ class encode_batch:
 
     def __init__(self, tok):
         self.tok, self.unknown = tok, getattr(tok, 'unknown', None)
-        self.size = np.array([len(tok.vocab.get(i, b'')) for i in range(tok.vocab_size)])
 
     def __call__(self, batch):
         out = {}
@@ -374,7 +376,7 @@ class encode_batch:
             ids = self.tok.encode_bytes(join_documents(part), self.tok.eot)
             docs, size, lost = sum(ends for _, ends in part), sum(len(text) for text, _ in part), 0
             if self.unknown is not None and self.unknown in ids:
-                lost = size - int(self.size[ids[(ids != self.unknown) & (ids != self.tok.eot)]].sum())
+                lost = size - int(self.tok.token_bytes.size[ids[(ids != self.unknown) & (ids != self.tok.eot)]].sum())
             distinct = np.flatnonzero(np.bincount(ids))     # np.unique takes eight times as long
             out[which] = ids, docs, size, lost, distinct
         return out
@@ -457,9 +459,6 @@ def data_hash(meta):
     shas = [s.get('sha256', '') for split in ('train', 'val') for s in meta[split]['shards']]
     return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
 
-def token_dtype(vocab_size):
-    return '<u2' if vocab_size <= 1 << 16 else '<u4'
-
 def gpt2_tokenizer():
     """GPT-2's own vocabulary, from the files of its release (downloaded once)."""
     paths = [download(url, DOWNLOADS / ('gpt2-' + url.split('/')[-1]), sha) for url, sha in GPT2_FILES.items()]
@@ -535,7 +534,7 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     if folder.exists():
         check_same(folder, settings)
         return folder
-    files, val_files = fetch(src['urls']) if 'urls' in src else (src['files'], [])
+    files, val_files = fetch(src)
 
     start, watch, n_workers = time.perf_counter(), Stopwatch(), workers or default_workers()
     files_bytes = sum(p.stat().st_size for p in [*files, *val_files])
@@ -572,7 +571,7 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
         partial.mkdir(parents=True)
     except OSError as e:
         raise UserError(f'can not write to {partial.parent}: {e.strerror}; free or move it and run this again')
-    dtype = token_dtype(tok.vocab_size)
+    dtype = np.dtype(tok.dtype).newbyteorder('<').str
     writers = {split: ShardWriter(partial, split, dtype, shard_tokens) for split in ('train', 'val')}
     total, sample = {split: Counter() for split in writers}, {split: [] for split in writers}
     seen = {split: np.zeros(tok.vocab_size, bool) for split in writers}
@@ -638,7 +637,9 @@ def print_summary(folder, meta, tok, watch, seconds, encoding, tried_on, kinds):
     for phase, s in watch.items():
         rate = '' if phase == 'merging' else f' | {size / 1e6 / max(s, 1e-9):.1f} MB/s'
         print(f'{phase:14} | {s:.2f} s{rate}')
-    print(f'{"all":14} | {seconds:.2f} s | {size / 1e6 / seconds:.1f} MB/s' + peak_memory())
+    own, worker = peak_memory()
+    print(f'{"all":14} | {seconds:.2f} s | {size / 1e6 / seconds:.1f} MB/s' + (f' | peak memory {own / 1e6:.0f} MB' if own else '')
+          + (f' and {worker / 1e6:.0f} MB per worker' if worker else ''))
     vocab, hours = ordinary(tok), 825e9 / size * encoding / 3600
     print(f'The Pile       | 825 GB would take {hours:,.1f} hours to read and encode on this machine'
           + ('; a long text goes faster' if size < 1e8 else ''))
@@ -713,13 +714,13 @@ def print_comparison(folder, path, other, other_sample):
               + (f' | without the words unknown to {home}' if kind_of(tok[home]) == 'word' else ''))
 
 def peak_memory():
+    """-> (bytes of this process at most, bytes of the largest child that has ended); 0 where that is not known"""
     try:
         import resource
     except ImportError:                 # Windows
-        return ''
+        return 0, 0
     unit = 1 if sys.platform == 'darwin' else 1024
-    peak = [resource.getrusage(who).ru_maxrss * unit / 1e6 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return f' | peak memory {peak[0]:.0f} MB' + (f' and {peak[1]:.0f} MB per worker' if peak[1] else '')
+    return [resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 
 def main():
     other = open_other(compare) if compare else None        # before the work, which may be long

@@ -464,7 +464,7 @@ def test_an_unknown_character_or_word_is_unk():
     assert tok.encode('abz') == [0, 1, tok.unknown] and tok.decode(tok.encode('abz')) == 'ab<unk>'
     assert tok.encode('<unk>').count(tok.unknown) == 5      # text does not name it: five characters it never saw
     word = prepare_module.make_tokenizer('word', 5, Counter(['the', 'the', 'cat', ' ', ' ', ' ', 'dog']), None)
-    assert word.words == [' ', 'the', 'cat'] and word.encode('the dog') == [1, 0, word.unknown]
+    assert [*word.vocab.values()][:-2] == [b' ', b'the', b'cat'] and word.encode('the dog') == [1, 0, word.unknown]
 
 def test_a_tokenizer_that_hugging_face_made_keeps_its_ids():
     import tokenizers
@@ -774,14 +774,16 @@ def test_the_sample_of_a_split_is_its_beginning(monkeypatch):
     assert short == sample['val'][:2] + [('val', 'é'.encode() * 5, sample['val'][2][2])]
 
 def test_ids_that_do_not_fit_raise_and_large_vocabularies_take_four_bytes():
-    assert prepare_module.token_dtype(1 << 16) == '<u2' and prepare_module.token_dtype((1 << 16) + 1) == '<u4'
+    for n, dtype in ((1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)):
+        chars = CharTokenizer(map(chr, range(1 << 16, (1 << 16) + n - 2)))
+        assert chars.vocab_size == n and chars.dtype == dtype and chars.encode_bytes(b'\xff', chars.eot).tolist() == [n - 1]
     tok = Tokenizer({**{i: bytes([i]) for i in range(256)}, 70000: b'ab'}, [(b'a', b'b')], [END_OF_TEXT])
     assert prepare_module.encode_batch(tok)([('train', b'xab', True)])['train'][0].tolist() == [120, 70000, tok.eot]
 
 def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     Path('c.txt').write_text('aa bb ' * 900 + 'zzz é ' * 100)
     _, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=word', '--vocab_size=5', '--val_fraction=0.1')
-    assert tok.words == [' ', 'aa', 'bb'] and meta['val']['unknown_bytes'] == 100 * 5      # zzz and é
+    assert [*tok.vocab.values()][:-2] == [b' ', b'aa', b'bb'] and meta['val']['unknown_bytes'] == 100 * 5      # zzz and é
     bpb = train_module.bits_per_byte(1.5, meta)
     assert bpb == pytest.approx((1.5 / math.log(2) * len(ids['val']) + 8 * 500) / meta['val']['bytes'])
 
@@ -1275,6 +1277,17 @@ def test_wandb_that_fails_costs_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'wandb', None)     # import wandb raises
     assert losses(train_here('--max_iters=4', '--wandb_log=True', '--out_dir=b')[1]) == losses(log)
     assert capsys.readouterr().out.count('wandb failed') == 1
+
+def test_a_run_that_is_stopped_finishes_what_wandb_has(monkeypatch):
+    class Fake:
+        calls = []
+        def init(self, **kw): pass
+        def log(self, *a, **kw): os.kill(os.getpid(), signal.SIGTERM)
+        def finish(self): self.calls.append('finish')
+    monkeypatch.setitem(sys.modules, 'wandb', Fake())
+    with pytest.raises(SystemExit, match='143'):
+        train_here('--max_iters=40', '--wandb_log=True', '--out_dir=a')
+    assert Fake.calls == ['finish']
 
 def test_without_matplotlib_there_is_no_picture_and_no_failure(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)

@@ -329,10 +329,10 @@ class Merging:
     An entry is (count, bytes, bytes, pair, size of the vocabulary when it was counted, the places where it stood then).
     """
     def __init__(self, counts, limit):
-        self.vocab, self.limit = [bytes([i]) for i in range(256)], min(limit, 256 + sum(map(len, counts)))
-        self.end = self.limit               # the id of what stands before, between and after the words
-        self.length = np.ones(self.limit + 1, np.int32)             # bytes of each token
-        self.as_first, self.as_second = np.zeros((2, self.limit), int).tolist()     # vocabulary when it was last merged so
+        self.vocab = [bytes([i]) for i in range(256)]
+        self.end = min(limit, 256 + sum(map(len, counts)))      # tokens at most: the id of what stands around the words
+        self.length = np.ones(self.end + 1, np.int32)           # bytes of each token
+        self.as_first, self.as_second = np.zeros((2, self.end), int).tolist()       # vocabulary when it was last merged so
         # a token's id stands at its first byte in `first` and at its last byte in `last`
         size = np.array([*map(len, counts)], np.int64)
         self.first = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
@@ -402,7 +402,7 @@ class Merging:
 
     def next_batch(self):
         """Merges the next few pairs. -> their entries, in order; none at the end"""
-        batch, room = [], self.limit - len(self.vocab)
+        batch, room = [], self.end - len(self.vocab)
         while room and not batch and (self.pool or self.rest):
             self.recount()
             firsts, seconds = set(), set()
@@ -454,7 +454,7 @@ STREAM = 1 << 16        # bytes of a stream that are encoded at once
 LONG_WORD = 64          # bytes: longer words are merged one by one
 BATCH = 1 << 14         # ids that are decoded at once
 MAX_PIECES = 1 << 18    # distinct pieces whose ids are kept
-NONE = np.int32(2 ** 31 - 1)
+NONE = np.uint32(2 ** 32 - 1)
 
 # a text can be cut before a space, if what stands before or after it is not white space
 SAFE_SPACE, UNSAFE_SPACE = re.compile(r' (?:(?=\S)|(?<=\S ))'), re.compile(r' (?!\S)(?<=\s )')
@@ -582,7 +582,7 @@ class Tokenizer(BaseTokenizer):
             twin = from_printable(token) if {*token} <= TO_BYTE.keys() else b''     # in a file both would look alike
             if id in made or self.id_of.get(twin, id) != id:
                 raise UserError(f'the special token {token!r} is an ordinary one too; take another')
-        self.size = [len(self.vocab.get(i, b'')) for i in range(self.vocab_size)]      # bytes of each token
+        self.size = self.token_bytes.size.tolist()      # bytes of each token
         self.after_space, self.tables = Cache(self.ids_after_space), []
         self.caches.append(self.after_space)
 
@@ -627,6 +627,7 @@ class Tokenizer(BaseTokenizer):
 
     def forget(self, limit=0):
         super().forget(limit)
+        # eight ids weigh as much as a piece
         if any(max(len(pieces.all), len(table.flat) >> 3) > limit for pieces, table in [*self.tables]):
             self.tables = []
 
@@ -654,24 +655,23 @@ class Tokenizer(BaseTokenizer):
 
     @functools.cached_property
     def pair_table(self):
-        """(index of the pairs of ids, their ranks by number, the id each rank makes, the ranks of pairs of bytes)"""
-        pairs = np.array([*self.ranks], np.uint64).reshape(-1, 2)
-        values = np.array([*self.ranks.values()], np.int32).reshape(-1, 2)
-        index, made = Index(), np.zeros(len(self.merges) + 1, np.int32)
-        index.add(pairs[:, 0], pairs[:, 1])
-        made[values[:, 0]] = values[:, 1]
-        ranks, ids = np.append(NONE, values[:, 0]), np.array(self.byte_ids, np.uint64)
-        return index, ranks, made, ranks[index.find(np.repeat(ids, 256), np.tile(ids, 256))]
+        """(index of the pairs of ids, in the order of their ranks; the id each rank makes; the numbers of all pairs of bytes)"""
+        index, ids = Index(), np.array(self.byte_ids, np.uint64)
+        index.add(*np.array([*self.ranks], np.uint64).reshape(-1, 2).T)
+        made = np.array([new for _, new in self.ranks.values()], np.int32)
+        return index, made, index.find(np.repeat(ids, 256), np.tile(ids, 256))
 
     def merge_words(self, words):
         """word_ids for many words as bytes, in an eighth of the time. -> (their ids end to end, how many each has)"""
-        index, ranks, made, ranks_of_bytes = self.pair_table
+        def ranks(numbers):     # number 0, which is not there, becomes NONE
+            return (numbers - np.int32(1)).view(np.uint32)
+        index, made, of_bytes = self.pair_table
         size = np.array([*map(len, words)])
         who, long = np.flatnonzero(size <= LONG_WORD), np.flatnonzero(size > LONG_WORD).tolist()
         done = [([i], [len(ids)], ids) for i in long for ids in [self.word_ids(words[i].decode())]]
         raw = np.frombuffer(b''.join([words[i] for i in who.tolist()] if long else words), np.uint8)
         size, ids = size[who], np.array(self.byte_ids, np.int32)[raw]
-        rank = np.append(ranks_of_bytes[raw[:-1].astype(int) << 8 | raw[1:]], NONE)     # of the pair that begins here
+        rank = np.append(ranks(of_bytes[raw[:-1].astype(int) << 8 | raw[1:]]), NONE)    # of the pair that begins here
         rank[np.cumsum(size) - 1] = NONE
         while len(who):         # every round merges in each word the pair of lowest rank; words that are done leave
             best = np.minimum.reduceat(rank, np.cumsum(size) - size)
@@ -688,7 +688,7 @@ class Tokenizer(BaseTokenizer):
             begins = np.zeros(len(ids) + 1, bool)
             begins[np.cumsum(size)] = begins[0] = True
             for i in at[~begins[at + 1]], at[~begins[at]] - 1:      # pairs whose first token is new, whose second is
-                rank[i] = ranks[index.find(ids[i].astype(np.uint64), ids[i + 1].astype(np.uint64))]
+                rank[i] = ranks(index.find(ids[i].astype(np.uint64), ids[i + 1].astype(np.uint64)))
         who, size, ids = (np.concatenate(x) for x in zip(*done))
         order = np.argsort(who)
         return Ragged(ids.astype(self.dtype), size).join(order)[0], size[order]
@@ -713,9 +713,9 @@ class WordTokenizer(BaseTokenizer):
 
     def __init__(self, words, special_tokens=(END_OF_TEXT,)):
         special_tokens = [UNKNOWN, *(special_tokens or ())]
-        self.words = [w for w in dict.fromkeys(words) if w not in special_tokens]
+        words = [w.encode() for w in dict.fromkeys(words) if w not in special_tokens]
         self.pattern = regex.compile(self.pattern_text)
-        self.set_vocab(enumerate(w.encode() for w in self.words), special_tokens)
+        self.set_vocab(enumerate(words), special_tokens)
         self.unknown = self.special_ids.pop(UNKNOWN)
         self.special = special_pattern(self.special_ids)       # a text can not ask for <unk> by name
 

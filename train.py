@@ -669,6 +669,7 @@ def main():
                 saved = save(run, step, model, optimizer, meta['eot'], tok_path, state)
                 say(f'\nstopped at step {step}; saved {saved}\n'
                     f'go on with: python train.py {run}/config.py --init_from=resume')
+                wandb_run.attempt(lambda wandb: wandb.finish())
             leave(world_size, 128 + signum)
             sys.exit(128 + signum)
 
