@@ -1472,6 +1472,12 @@ def test_two_and_four_processes_compute_what_one_does():
         assert len(losses(log)) == 50 and losses(log) == pytest.approx(losses(one), abs=1e-5)
         assert [e['val_loss'] for e in log if 'val_loss' in e] == pytest.approx([e['val_loss'] for e in one if 'val_loss' in e], abs=1e-5)
 
+def test_the_end_of_one_process_of_several_keeps_its_status_and_its_last_words():
+    code = ("import sys, train; train.dist.init_process_group('gloo', init_method='file://' + sys.argv[1], rank=0, world_size=1); "
+            "print('last words'); train.leave(2, 143); sys.exit(143)")
+    done = launch('-c', code, Path('store').resolve(), check=143, PYTHONPATH=str(HERE), PYTHONUNBUFFERED='')
+    assert done.stdout == 'last words\n'
+
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(monkeypatch):
     module = script('train', '--batch_size=10')
     with pytest.raises(UserError, match='8 and 12'):
