@@ -24,18 +24,20 @@ from statistics import median
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import prepare
 import tokenizer as bpe
 import train
 from configurator import UserError, configure, default_workers, launch, parallel_map
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, choose_device, choose_dtype, peak_flops, synchronize
 
 # -----------------------------------------------------------------------------
-what = 'step'           # step, or tokenizer
+what = 'train'          # train: a step of it; tokenizer
 rounds = 3              # of the tokenizers, in turns; the median counts
 steps = 20              # measured optimizer steps
 warmup_steps = 5        # steps before them
+profile = False         # also say where the time of a step goes
 # -----------------------------------------------------------------------------
 config = configure(globals(), vars(train))
 train.config.update({k: config[k] for k in train.config})
@@ -46,10 +48,10 @@ def matmul_flops(place, dtype):
     for n in sizes:
         a, b = torch.randn(n, n, device=place, dtype=dtype), torch.randn(n, n, device=place, dtype=dtype)
         for _ in range(5):
-            train.synchronize(place)
+            synchronize(place)
             t = time.perf_counter()
             a @ b
-            train.synchronize(place)
+            synchronize(place)
             best = max(best, 2 * n ** 3 / (time.perf_counter() - t))
     return best
 
@@ -59,24 +61,56 @@ def peak_memory(place):
         return torch.cuda.max_memory_allocated(place), 'of the GPU'
     return prepare.peak_memory()[0], 'of the process'
 
-def measure_step(model, fast, place, micro, grad_accum, world_size):
-    """Seconds of each of `steps` optimizer steps, every one synchronised with the device."""
-    c, params, optimizer = model.config, list(model.parameters()), train.make_optimizer(model)
+class RandomTokens:
+    """Stands for the shards of a data set."""
+
+    def __init__(self, vocab_size):
+        self.vocab_size = vocab_size
+
+    def batch(self, starts, T, place):
+        x = torch.randint(self.vocab_size, (len(starts), T + 1)).to(place)
+        return x[:, :-1], x[:, 1:]
+
+def measure_step(fast, optimizer, batch, grad_accum, place, world_size, sync=True, n=0):
+    """Median of the seconds of n (0: `steps`) optimizer steps, every one synchronised with the device."""
     times = []
-    for i in range(warmup_steps + steps):
-        x = torch.randint(c.vocab_size, (grad_accum, micro, c.block_size + 1)).to(place)
-        train.synchronize(place)
+    for i in range(warmup_steps + (n or steps)):
+        synchronize(place)
         t = time.perf_counter()
-        for part in x:
-            (fast(part[:, :-1], part[:, 1:])[1] / (grad_accum * world_size)).backward()
-        if world_size > 1:
-            train.sum_gradients(params, torch.zeros(2, device=place))
-        train.clip_grad_norm(params, train.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        train.synchronize(place)
+        for _ in range(grad_accum):
+            (fast(*batch)[1] * (optimizer.loss_scale / (grad_accum * world_size))).backward()
+        if world_size > 1 and sync:
+            dist.all_reduce(optimizer.g)
+        optimizer.step(train.learning_rate, train.grad_clip)
+        synchronize(place)
         times.append(time.perf_counter() - t)
-    return times[warmup_steps:]
+    return median(times[warmup_steps:])
+
+def print_profile(step, place):
+    """Where the time of a step goes: the ten operators or kernels that take the most."""
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * place.startswith('cuda')) as found:
+        step()
+        synchronize(place)
+    spent = lambda e: e.self_device_time_total if place.startswith('cuda') else e.self_cpu_time_total
+    rows = sorted(found.key_averages(), key=spent, reverse=True)
+    total = sum(map(spent, rows))
+    for e in rows[:10]:
+        print(f'profile | {100 * spent(e) / total:5.1f}% | {spent(e) / 1e3:8.2f} ms | {e.count:5} calls | {e.key[:70]}')
+
+def print_scaling(fast, optimizer, batch, grad_accum, place, world_size, seconds, say):
+    """What the processes lose to each other."""
+    alone, times = measure_step(fast, optimizer, batch, grad_accum, place, world_size, sync=False), []
+    for _ in range(10):
+        synchronize(place)
+        t = time.perf_counter()
+        dist.all_reduce(optimizer.g)
+        synchronize(place)
+        times.append(time.perf_counter() - t)
+    size = optimizer.g.numel() * 4
+    say(f'scaling | {100 * alone / seconds:.1f}% of {world_size} processes that do not talk; all-reduce of {size / 1e6:.1f} MB: '
+        f'{1e3 * median(times):.2f} ms, {100 * median(times) / seconds:.1f}% of the step, '
+        f'{2 * (world_size - 1) / world_size * size / median(times) / 1e9:.1f} GB/s on the bus')
 
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
@@ -259,41 +293,55 @@ def prepare_contest(folder, path, size):
 def main():
     if what == 'tokenizer':
         return bench_tokenizer()
-    if what != 'step':
-        raise UserError(f'--what={what} is not known: give step or tokenizer')
+    if what != 'train':
+        raise UserError(f'--what={what} is not known: give train or tokenizer')
     if steps < 1 or warmup_steps < 0:
         raise UserError('steps must be 1 or more and warmup_steps 0 or more')
-    train.check_knobs()
-    rank, local_rank, world_size = train.setup_ranks()
-    place, why_place = train.choose_device(local_rank)
-    type_, why_type = train.choose_dtype(place)
-    compiled, why_compiled = train.choose_compile(place)
-    micro, grad_accum = train.check_batch(world_size, place)
-    train.connect(place, world_size)
-    say = print if rank == 0 else lambda *args: None
+    return bench_train()
 
+def build(place, type_):
+    """The model that the knobs describe, on a device."""
     torch.manual_seed(train.seed)
     fields = {k: config[k] for k in GPTConfig.__dataclass_fields__ if k in config}
     if train.tokenizer == 'gpt2':
         fields['vocab_size'] = 50257
     model = GPT(GPTConfig(**fields)).to(place)
     model.compute_dtype = getattr(torch, type_)
+    return model
+
+def bench_train():
+    train.check_knobs()
+    rank, local_rank, world_size = train.setup_ranks()
+    train.check_batch(world_size)
+    place, why_place = choose_device(train.device, local_rank)
+    type_, why_type = choose_dtype(train.dtype, place)
+    train.connect(place, world_size)
+    say = print if rank == 0 else lambda *args: None
+    model = build(place, type_)
+    optimizer, T = train.FlatAdamW(model, (train.beta1, train.beta2), train.adam_eps, train.weight_decay), model.config.block_size
     say(f'device  | {place} ({why_place})' + (f', {world_size} processes' if world_size > 1 else ''))
-    say(f'dtype   | {type_} ({why_type}); compile {compiled} ({why_compiled})')
+    say(f'dtype   | {type_} ({why_type})')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, '
         f'{model.flops_per_token():.3g} FLOPs per token')
-    tokens = train.batch_size * model.config.block_size
-    say(f'batch   | {train.batch_size} x {model.config.block_size} = {tokens:,} tokens, {grad_accum} micro-batches of {micro}')
+    data = RandomTokens(model.config.vocab_size)
+    fast, compiled, micro, _ = train.find_speed(model, optimizer, data, T, place, world_size, train.max_iters, {}, say)
+    tokens, grad_accum = train.batch_size * T, train.batch_size // world_size // micro
+    say(f'batch   | {train.batch_size} x {T} = {tokens:,} tokens, {grad_accum} micro-batches of {micro}')
 
-    seconds = median(measure_step(model, torch.compile(model) if compiled else model, place, micro, grad_accum, world_size))
+    batch = data.batch(range(micro), T, place)
+    seconds = measure_step(fast, optimizer, batch, grad_accum, place, world_size)
     achieved = tokens / seconds * model.flops_per_token()
-    peak, label = train.peak_flops(place) * world_size, 'MFU, of the published dense bf16 peak'
+    peak, label = peak_flops(place) * world_size, 'MFU, of the published dense bf16 peak'
     if not peak:
         peak, label = matmul_flops(place, model.compute_dtype) * world_size, 'of the largest matmul rate measured here'
     memory, whose = peak_memory(place)
     say(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {tokens / seconds:,.0f} tokens/s')
     say(f'compute | {achieved / 1e12:.3g} TFLOP/s, {100 * achieved / peak:.1f}% {label} ({peak / 1e12:.3g} TFLOP/s)')
     say(f'memory  | {memory / 1e9:.2f} GB {whose} at most')
+    if world_size > 1:
+        print_scaling(fast, optimizer, batch, grad_accum, place, world_size, seconds, say)
+    if config['profile'] and rank == 0:
+        print_profile(lambda: measure_step(fast, optimizer, batch, grad_accum, place, 1, n=1), place)
     train.leave(world_size)
     return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak)
 

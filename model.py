@@ -10,11 +10,14 @@ Llama-style by default: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (a
 Mixed precision is explicit rather than by autocast: weights are float32, `model.compute_dtype` is what activations and
 matmuls use, and each layer casts its own weight. Norms, softmax and the loss are computed in float32.
 """
+import ctypes
 import json
 import math
 import os
+import platform
 import re
 import shutil
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -95,7 +98,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     if mask is not None:
         att = att.masked_fill(~mask, float('-inf'))
-    return F.dropout(softmax(att.float(), -1).to(v.dtype), dropout) @ v
+    return F.dropout(F.softmax(att.float(), -1).to(v.dtype), dropout) @ v
 
 def rope_angles(positions, hs, theta, device=None):
     """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs)."""
@@ -205,8 +208,11 @@ class Attention(nn.Module):
         dtype, dropout = q.dtype, self.dropout if self.training else 0.0
         if not self.flash:
             return scaled_dot_product_attention(q, k, v, mask, dropout)
-        if q.device.type == 'cpu':          # the backward of torch's CPU kernel is 1.8 to 3.5 times slower in bfloat16
-            q, k, v = q.float(), k.float(), v.float()
+        if q.device.type == 'cpu' and dtype == torch.bfloat16:
+            if torch.compiler.is_compiling() and S <= 512:      # a step of 6 layers at 256 is 15% faster written out
+                mask = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+                return scaled_dot_product_attention(q, k, v, mask, dropout)
+            q, k, v = q.float(), k.float(), v.float()           # the backward of torch's CPU kernel is 5 times as fast
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=T == S and T > 1).to(dtype)
 
 class MLP(nn.Module):
@@ -266,6 +272,10 @@ class GPT(nn.Module):
         self.wte = Embedding(padded, config.n_embd, std)
         if config.position == 'learned':
             self.wpe = Embedding(config.block_size, config.n_embd, 0.02)
+        if config.position == 'rope':
+            for name, table in zip(('cos', 'sin'), rope_angles(torch.arange(config.block_size), config.n_embd // config.n_head,
+                                                               config.rope_theta)):
+                self.register_buffer(name, table, persistent=False)     # (block_size, hs/2)
         self.h = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
         self.ln_f = make_norm(config) if config.norm_position == 'pre' else nn.Identity()
         self.lm_head = Linear(config.n_embd, padded)
@@ -308,8 +318,7 @@ class GPT(nn.Module):
         if config.position == 'learned':
             x = x + self.wpe(positions)
         x = F.dropout(x, config.dropout, self.training).to(self.compute_dtype)
-        angles = rope_angles(positions, config.n_embd // config.n_head, config.rope_theta, idx.device) \
-            if config.position == 'rope' else None
+        angles = (self.cos[positions], self.sin[positions]) if config.position == 'rope' else None
         for i, block in enumerate(self.h):
             x = block(x, angles, cache[i] if cache else None)
         if cache:
@@ -336,6 +345,94 @@ class GPT(nn.Module):
         c = self.config
         weights = sum(m.weight.numel() for m in self.h.modules() if isinstance(m, Linear)) + c.vocab_size * c.n_embd
         return 6 * weights + 12 * c.n_layer * c.n_embd * (T or c.block_size)
+
+# -----------------------------------------------------------------------------
+# which machine this is; each choice comes with its reason, for the start-up lines
+
+# dense bf16 FLOP/s of common cards (fp16 of V100 and T4), without sparsity, as published
+PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12, 'H20': 148e12,
+              'A100': 312e12, 'A10G': 70e12, 'A40': 149.7e12, 'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
+              'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12}
+
+def choose_device(device, local_rank=0):
+    """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a GPU that is not there."""
+    if device == 'auto':
+        if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
+            return 'mps', 'Apple GPU'
+        if not torch.cuda.is_available():
+            return 'cpu', f'no GPU was found; {torch.get_num_threads()} threads'
+    elif not device.startswith('cuda'):
+        return device, 'as asked'
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank >= count:
+        raise UserError(f'this machine has {count} GPUs that torch can use: start as many processes, or try --device=cpu')
+    place = device if ':' in device else f'cuda:{local_rank}'
+    return place, torch.cuda.get_device_name(place)
+
+def choose_dtype(dtype, place):
+    """'auto' -> bfloat16 where the hardware has it, float16 on GPUs that only have that, else float32."""
+    if dtype != 'auto':
+        if dtype not in ('float32', 'bfloat16', 'float16'):
+            raise UserError(f'dtype = {dtype!r}: give auto, float32, bfloat16 or float16')
+        return dtype, 'as asked'
+    if place.startswith('cuda'):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return 'bfloat16', 'the GPU has it'
+        if torch.cuda.get_device_capability(place)[0] >= 7:
+            return 'float16', 'the GPU has no bfloat16'
+        return 'float32', 'the GPU has neither bfloat16 nor a fast float16'
+    if place == 'cpu':      # elsewhere bfloat16 is emulated, slower than float32
+        for name, kind in (('_is_amx_tile_supported', 'AMX'), ('_is_avx512_bf16_supported', 'AVX512_BF16')):
+            if getattr(torch.cpu, name, lambda: False)():
+                return 'bfloat16', f'the CPU has {kind}'
+        return 'float32', 'the CPU computes bfloat16 no faster'
+    return 'float32', 'bfloat16 is not tried here'
+
+def choose_compile(compile, place, seconds=0.0):
+    """'auto' -> whether to compile, for something that takes so many seconds without it on a CPU."""
+    if compile not in (True, False, 'auto'):
+        raise UserError(f'compile = {compile!r}: give True, False or auto')
+    if compile is False:
+        return False, 'as asked'
+    if place.startswith('cuda'):
+        try:
+            import triton       # noqa: F401
+        except ImportError:
+            return False, 'Triton is not installed'
+        if torch.cuda.get_device_capability(place)[0] < 7:
+            return False, 'the GPU is older than Triton supports'
+        return True, 'as asked' if compile is True else 'a GPU gains much by it'
+    if place != 'cpu':
+        return False, 'not on this device'
+    if compile == 'auto' and seconds < 60:
+        return False, 'it would take longer than this run gains by it'
+    if not any(map(shutil.which, ('g++', 'clang++', 'cl'))):
+        return False, 'no C++ compiler was found'
+    return True, 'as asked' if compile is True else 'this run is longer than a minute'
+
+def set_up(place):
+    """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU."""
+    torch.set_float32_matmul_precision('high' if place.startswith('cuda') else 'highest')
+    if place.startswith('cuda'):
+        torch.cuda.set_device(place)
+    elif sys.platform == 'linux':
+        if hasattr(libc := ctypes.CDLL(None), 'mallopt'):
+            # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): the kernel zeroes it anew at every step, a tenth of it
+            libc.mallopt(-3, 1 << 30), libc.mallopt(-1, 2 ** 31 - 1)
+        if platform.machine() == 'x86_64':      # the first compile takes 8 s less when g++ is not asked what the CPU can do
+            os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
+
+def synchronize(place):
+    """Waits until a device has done what was asked of it."""
+    if place.startswith('cuda'):
+        torch.cuda.synchronize()
+    elif place == 'mps':
+        torch.mps.synchronize()
+
+def peak_flops(place):
+    """Dense bf16 FLOP/s of the card, or 0 where it is not known."""
+    name = torch.cuda.get_device_name(place) if place.startswith('cuda') else ''
+    return next((f for card, f in PEAK_FLOPS.items() if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name)), 0)
 
 # -----------------------------------------------------------------------------
 # names: ours <-> those of a Hugging Face Llama (Qwen3 with qk_norm) or GPT-2

@@ -506,6 +506,21 @@ class Stopwatch(dict):
                 return
             yield item
 
+def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
+    """
+    The folder of a data set, or dataset itself where it is one. Under torchrun rank 0 prepares and the others wait for it.
+    """
+    if any((Path(dataset) / name).exists() for name in ('meta.json', 'train.bin')):
+        return Path(dataset)
+    if os.environ.get('RANK', '0') == '0':
+        return prepare(dataset, tokenizer, vocab_size)
+    folder = data_folder(dataset, tokenizer, vocab_size)
+    if not folder.exists():
+        print(f'rank {os.environ["RANK"]} waits until rank 0 has prepared {folder}', flush=True)
+    while not (folder / 'meta.json').exists():      # torchrun ends this process if rank 0 fails
+        time.sleep(0.5)
+    return folder
+
 def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     """
     Makes the data folder of a data set, if it is not there, and returns its path.

@@ -1059,12 +1059,59 @@ def test_adamw_is_bit_equal_to_torchs():
     for p, q in zip(ours, theirs):
         assert torch.equal(p, q)
 
-def test_weight_decay_is_for_matrices_only():
-    model = GPT(tiny(**GPT2))
-    decayed, rest = train_module.make_optimizer(model).param_groups
-    assert all(p.dim() >= 2 for p in decayed['params']) and decayed['weight_decay'] == train_module.weight_decay > 0
-    assert all(p.dim() == 1 for p in rest['params']) and rest['weight_decay'] == 0
-    assert len(decayed['params']) + len(rest['params']) == len(list(model.parameters()))
+@pytest.mark.parametrize('compiled', [False, True])
+def test_the_optimizer_of_training_is_adamw_with_clipping_and_decay_of_matrices_only(compiled):
+    if compiled and not shutil.which('g++'):
+        pytest.skip('no C++ compiler')
+    fast, plain = GPT(tiny(**GPT2)), GPT(tiny(**GPT2))
+    plain.load_state_dict(fast.state_dict())
+    a = train_module.FlatAdamW(fast, (0.9, 0.95), weight_decay=0.1, extra=2)
+    groups = [dict(params=[p for p in plain.parameters() if (p.dim() >= 2) == decayed], weight_decay=0.1 * decayed) for decayed in (True, False)]
+    b = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False)
+    if compiled:
+        a.compile()
+    for step in range(100):
+        for p, q in zip(fast.parameters(), plain.parameters()):
+            q.grad = torch.randn_like(q) * 0.1
+            p.grad.add_(q.grad)
+        lr, max_norm = 3e-3 * (1 - step / 100), (0.5, 100.0, 0.0)[step % 3]
+        norm = a.step(lr, max_norm)
+        close(norm, torch.nn.utils.clip_grad_norm_(plain.parameters(), max_norm or 1e9), 1e-5)
+        for group in b.param_groups:
+            group['lr'] = lr
+        b.step()
+        assert not a.g.any()
+    for p, q in zip(fast.parameters(), plain.parameters()):
+        close(p.detach(), q.detach(), 1e-6)
+    assert {n: x.shape for n, x in a.views(a.m).items()} == {n: p.shape for n, p in fast.named_parameters()} | a.shapes
+
+@pytest.mark.parametrize('compiled', [False, True])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
+def test_a_gradient_that_is_not_finite_changes_nothing(dtype, compiled):
+    if compiled and not shutil.which('g++'):
+        pytest.skip('no C++ compiler')
+    model = GPT(tiny())
+    model.compute_dtype = dtype
+    optimizer = train_module.FlatAdamW(model)
+    if compiled:
+        optimizer.compile()
+    step = lambda bad: (optimizer.g.normal_(), optimizer.g[5:6].fill_(bad), optimizer.step(0.1, 1.0))
+    step(1.0)
+    scale, before = float(optimizer.loss_scale), [x.clone() for x in (optimizer.p, optimizer.m, optimizer.v, optimizer.t)]
+    for bad in (math.nan, math.inf, -math.inf):
+        step(bad)
+        assert all(map(torch.equal, before, (optimizer.p, optimizer.m, optimizer.v, optimizer.t))) and not optimizer.g.any()
+    step(1.0)
+    if dtype == torch.float16:      # an overflow: a smaller scale, and on
+        assert scale == 65536 and optimizer.loss_scale == scale / 8 and optimizer.alive and optimizer.t == 2
+        optimizer.t.fill_(1999)
+        step(1.0)
+        assert optimizer.loss_scale == scale / 4
+        while optimizer.alive:
+            step(math.inf)
+        assert 0 < optimizer.loss_scale <= 1e-3
+    else:                           # nothing from that step on
+        assert not optimizer.alive and torch.equal(before[0], optimizer.p) and optimizer.t == 1 and scale == 1
 
 @pytest.mark.parametrize('max_norm', [0.5, 100.0, 0.0])
 def test_clipping_equals_torchs(max_norm):
@@ -1301,42 +1348,97 @@ def test_the_device_is_what_there_is(cuda, mps, want, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda place: 'a card')
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
     monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: mps)
-    assert train_module.choose_device(local_rank=1)[0] == want
+    assert model_module.choose_device('auto', local_rank=1)[0] == want
     if cuda:
         with pytest.raises(UserError, match='has 2 GPUs'):
-            train_module.choose_device(local_rank=2)
+            model_module.choose_device('auto', local_rank=2)
 
 @pytest.mark.parametrize('place, faked, want', [
-    ('cuda:0', dict(gpu=True), 'bfloat16'), ('cuda:0', dict(gpu=False), 'float32'), ('mps', {}, 'float32'),
+    ('cuda:0', dict(gpu=True), 'bfloat16'), ('cuda:0', dict(gpu=False, capability=7), 'float16'),
+    ('cuda:0', dict(gpu=False, capability=6), 'float32'), ('mps', {}, 'float32'),
     ('cpu', dict(amx=False, avx=False), 'float32'), ('cpu', dict(amx=True, avx=False), 'bfloat16'), ('cpu', dict(amx=False, avx=True), 'bfloat16')])
 def test_bfloat16_is_used_only_where_the_hardware_has_it(place, faked, want, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda **kw: faked['gpu'])
     monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: faked['amx'], raising=False)
     monkeypatch.setattr(torch.cpu, '_is_avx512_bf16_supported', lambda: faked['avx'], raising=False)
-    value, why = train_module.choose_dtype(place)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda place: (faked['capability'], 0))
+    value, why = model_module.choose_dtype('auto', place)
     assert value == want and why
 
 def test_compiling_falls_back_where_triton_a_compiler_or_the_card_is_missing(monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda place: (9, 0))
     monkeypatch.setitem(sys.modules, 'triton', None)
-    assert train_module.choose_compile('cuda:0') == (False, 'Triton is not installed')
+    choose = model_module.choose_compile
+    assert choose('auto', 'cuda:0') == (False, 'Triton is not installed')
     monkeypatch.setitem(sys.modules, 'triton', torch)
-    assert train_module.choose_compile('cuda:0')[0] is True
+    assert choose('auto', 'cuda:0')[0] is True and choose(False, 'cuda:0') == (False, 'as asked')
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda place: (6, 1))
-    assert train_module.choose_compile('cuda:0')[0] is False
-    assert train_module.choose_compile('cpu')[0] is False and train_module.choose_compile('mps')[0] is False
-    monkeypatch.setattr(train_module, 'compile', True)
+    assert choose('auto', 'cuda:0')[0] is False
+    monkeypatch.setattr(shutil, 'which', lambda name: '/usr/bin/' + name)
+    assert choose('auto', 'cpu', seconds=50)[0] is False and choose('auto', 'cpu', seconds=70)[0] is True
+    assert choose(True, 'cpu') == (True, 'as asked') and choose(True, 'mps')[0] is False
     monkeypatch.setattr(shutil, 'which', lambda name: None)
-    assert train_module.choose_compile('cpu') == (False, 'no C++ compiler was found')
+    assert choose(True, 'cpu') == choose('auto', 'cpu', seconds=1e6) == (False, 'no C++ compiler was found')
+    with pytest.raises(UserError, match='give True, False or auto'):
+        choose('maybe', 'cpu')
 
 def test_a_compile_that_fails_falls_back_to_eager(monkeypatch, capsys):
-    def broken(model):
+    def broken(model, dynamic):
         def forward(*args):
             raise RuntimeError('no luck')
         return forward
     monkeypatch.setattr(torch, 'compile', broken)
     train_here('--max_iters=2', '--compile=True', '--out_dir=a')
     assert 'compile   | False (it failed: no luck)' in capsys.readouterr().out
+
+def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
+    train_here('--max_iters=4', '--eval_interval=2', '--out_dir=a', '--dtype=auto', '--compile=auto')
+    auto = configurator.read_json(model_module.checkpoints('a')[-1] / 'training.json')['auto']
+    assert auto == dict(device='cpu', dtype=auto['dtype'], compile=False, micro_batch_size=8)
+    other = 'float32' if auto['dtype'] == 'bfloat16' else 'bfloat16'
+    module = script('train', 'a/config.py', '--init_from=resume', '--max_iters=6')
+    module.choose_dtype = lambda dtype, place: (other, 'another machine')
+    module.estimate = lambda *args: 1e6         # by which it would compile
+    module.main()
+    assert configurator.read_json(model_module.checkpoints('a')[-1] / 'training.json')['auto'] == auto
+
+def test_a_micro_batch_that_does_not_fit_is_halved_and_one_that_was_asked_for_is_an_error(monkeypatch):
+    write_corpus()
+    def estimate(model, batch, place):
+        if len(batch[0]) > 2:
+            raise torch.OutOfMemoryError('too large')
+        return 0.01
+    for asked, found in (0, 2), (1, 1):
+        module = script('train', *SMALL, '--max_iters=2', f'--micro_batch_size={asked}', '--batch_size=12', f'--out_dir=a{asked}')
+        module.estimate = estimate
+        module.main()
+        assert configurator.read_json(model_module.checkpoints(f'a{asked}')[-1] / 'training.json')['auto']['micro_batch_size'] == found
+    module = script('train', *SMALL, '--max_iters=2', '--micro_batch_size=6', '--batch_size=12', '--out_dir=b')
+    module.estimate = estimate
+    with pytest.raises(UserError, match='try --micro_batch_size=3, which trains the same'):
+        module.main()
+
+def test_a_time_budget_takes_the_schedule_to_its_end(monkeypatch):
+    write_corpus()
+    module = script('train', *SMALL, '--max_iters=1000000', '--max_minutes=1', '--warmup_iters=100', '--out_dir=a')
+    now = itertools.count(step=0.05)            # every look at the clock is 50 ms later
+    monkeypatch.setattr(time, 'perf_counter', lambda: next(now))
+    result = module.main()
+    log = [e for e in train_module.read_log(Path('a/log.jsonl')) if 'loss' in e]
+    rates = [e['lr'] for e in log]
+    top = rates.index(max(rates))
+    assert 100 < result['step'] < 2000 and rates[-1] < 0.001 * max(rates)
+    assert rates[:top] == sorted(rates[:top]) and rates[top:] == sorted(rates[top:], reverse=True)
+    again = script('train', 'a/config.py', '--init_from=resume').main()
+    assert again['step'] == result['step']      # it is complete
+
+def test_float16_trains_with_a_scaled_loss():
+    _, log, last = train_here('--max_iters=30', '--dtype=float16', '--learning_rate=1e-2')
+    assert losses(log)[-1] < losses(log)[0] - 0.5
+    _, full, _ = train_here('--max_iters=30', '--learning_rate=1e-2')
+    assert losses(log)[:3] == pytest.approx(losses(full)[:3], rel=3e-3)
+    state = configurator.read_json(last / 'training.json')
+    assert state['loss_scale'] >= 1024 and state['updates'] + math.log2(65536 / state['loss_scale']) == 30
 
 def test_without_fork_a_new_python_does_the_work():
     write_corpus()
@@ -1355,6 +1457,7 @@ def test_a_run_made_for_a_gpu_says_what_it_takes_here(monkeypatch, capsys):
     write_corpus()
     module = script('train', *SMALL, '--max_iters=3', '--out_dir=a')
     module.estimate = lambda *a: 1e6
+    module.choose_compile = lambda *a: (False, '')
     module.main()
     out = capsys.readouterr().out
     assert 'about 34.7 days here; smaller: python train.py' in out and 'train_tinystories_cpu.py' in out
@@ -1450,7 +1553,7 @@ def test_the_peak_of_a_known_card_is_its_published_one(monkeypatch):
     for name, peak in (('NVIDIA H200', 989e12), ('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA GeForce RTX 4090', 165.2e12), ('Other', 0),
                        ('NVIDIA H100 PCIe', 756e12)):
         monkeypatch.setattr(torch.cuda, 'get_device_name', lambda place: name)
-        assert train_module.peak_flops('cuda:0') == peak
+        assert model_module.peak_flops('cuda:0') == peak
 
 # -----------------------------------------------------------------------------
 # end to end, in processes of their own
@@ -1484,9 +1587,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(monk
         module.check_batch(4)
     with pytest.raises(UserError, match=r'\[2, 5\]|\[5, 2\]'):
         script('train', '--batch_size=10', '--micro_batch_size=4').check_batch(1)
-    assert script('train', '--batch_size=12', '--micro_batch_size=3').check_batch(2) == (3, 2)
-    large = script('train', '--batch_size=512', '--block_size=1024')
-    assert large.check_batch(2, 'cuda:0') == (256, 1) and large.check_batch(2, 'cpu') == (16, 16)
+    script('train', '--batch_size=12', '--micro_batch_size=3').check_batch(2)
 
 def run_until(path, args, sent, kind):
     """Starts train.py and sends it a signal as soon as its log has `sent` lines."""

@@ -14,7 +14,6 @@ It prepares the data if they are not there, prints a line every log_interval ste
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
 import atexit
-import ctypes
 import functools
 import itertools
 import json
@@ -33,8 +32,9 @@ import torch
 import torch.distributed as dist
 
 from configurator import UserError, as_file, configure, launch, read_json
-from model import GPT, GPTConfig, checkpoints, load_model, load_tensors, newest_whole, save_checkpoint
-from prepare import (DATASETS, GPT2_MODELS, Shards, data_folder, data_hash, data_name, gpt2_weights, prepare, read_meta)
+from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
+                   peak_flops, save_checkpoint, set_up, synchronize)
+from prepare import DATASETS, GPT2_MODELS, Shards, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta
 from sample import generate, visible
 from tokenizer import load_tokenizer
 
@@ -48,6 +48,7 @@ out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... afte
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), gpt2, gpt2-medium, gpt2-large,
                         # gpt2-xl, or the folder of a checkpoint or of a Hugging Face Llama, Qwen3 or GPT-2
 max_iters = 1300        # optimizer steps
+max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
 eval_interval = 400     # steps between evaluations, each followed by a checkpoint
 eval_tokens = 32768     # validation tokens per evaluation; 0: all. the last evaluation always reads all
 eval_only = False       # evaluate and stop
@@ -76,7 +77,7 @@ rope_theta = 10000.0
 norm_eps = 1e-5
 # the optimizer
 batch_size = 8          # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences that one device takes at once; 0: its whole share (a CPU: 16,384 tokens at most)
+micro_batch_size = 0    # sequences that one device takes at once; 0: the most that fit (a CPU: 16,384 tokens at most)
 learning_rate = 2e-3    # the highest, after warmup_iters
 min_lr = 0.0            # the lowest, from lr_decay_iters on
 warmup_iters = 100      # steps from 0 to learning_rate
@@ -88,7 +89,7 @@ adam_eps = 1e-8
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 # the machine
 device = 'auto'         # auto, cpu, cuda, mps
-dtype = 'auto'          # auto, float32, bfloat16: of activations and matmuls; weights are float32
+dtype = 'auto'          # auto, float32, bfloat16, float16: of activations and matmuls; weights are float32
 compile = 'auto'        # True, False, or auto: where it pays
 # wandb
 wandb_log = False
@@ -97,79 +98,8 @@ wandb_run_name = ''     # '': the name of the folder
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-# dense bf16 FLOP/s of common cards (fp16 of V100 and T4), without sparsity, as published
-PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12, 'H20': 148e12,
-              'A100': 312e12, 'A10G': 70e12, 'A40': 149.7e12, 'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
-              'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12}
-
 class Diverged(Exception):
     """The loss or the gradient is no longer finite."""
-
-# -----------------------------------------------------------------------------
-# which machine this is; each choice comes with its reason, for the start-up lines
-
-def choose_device(local_rank=0):
-    if device == 'auto':
-        if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
-            return 'mps', 'Apple GPU'
-        if not torch.cuda.is_available():
-            return 'cpu', f'no GPU was found; {torch.get_num_threads()} threads'
-    elif not device.startswith('cuda'):
-        return device, 'as asked'
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if local_rank >= count:
-        raise UserError(f'this machine has {count} GPUs that torch can use: start as many processes, or try --device=cpu')
-    place = device if ':' in device else f'cuda:{local_rank}'
-    return place, torch.cuda.get_device_name(place)
-
-def choose_dtype(place):
-    if dtype != 'auto':
-        if dtype not in ('float32', 'bfloat16'):
-            raise UserError(f'dtype = {dtype!r}: give auto, float32 or bfloat16')
-        return dtype, 'as asked'
-    if place.startswith('cuda'):
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return 'bfloat16', 'the GPU has it'
-        return 'float32', 'the GPU has no bfloat16'
-    if place == 'cpu':      # elsewhere bfloat16 is emulated, slower than float32
-        for name, kind in (('_is_amx_tile_supported', 'AMX'), ('_is_avx512_bf16_supported', 'AVX512_BF16')):
-            if getattr(torch.cpu, name, lambda: False)():
-                return 'bfloat16', f'the CPU has {kind}'
-        return 'float32', 'the CPU computes bfloat16 no faster'
-    return 'float32', 'bfloat16 is not tried here'
-
-def choose_compile(place):
-    if compile is False:
-        return False, 'as asked'
-    if place.startswith('cuda'):
-        try:
-            import triton       # noqa: F401
-        except ImportError:
-            return False, 'Triton is not installed'
-        if torch.cuda.get_device_capability(place)[0] < 7:
-            return False, 'the GPU is older than Triton supports'
-        return True, 'as asked' if compile is True else 'a GPU gains much by it'
-    if compile is True and place == 'cpu':
-        if not any(map(shutil.which, ('g++', 'clang++', 'cl'))):
-            return False, 'no C++ compiler was found'
-        return True, 'as asked'
-    return False, 'compiling for a CPU takes longer than a short run gains' if place == 'cpu' else 'not on this device'
-
-def connect(place, world_size):
-    """Joins the processes, and sets what is set once: TF32 for float32 matmuls on a GPU, malloc on a CPU."""
-    if place.startswith('cuda'):
-        torch.cuda.set_device(place)
-    elif sys.platform == 'linux' and hasattr(libc := ctypes.CDLL(None), 'mallopt'):
-        # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): the kernel zeroes it anew at every step, a tenth of it
-        libc.mallopt(-3, 1 << 30), libc.mallopt(-1, 2 ** 31 - 1)
-    if world_size > 1:
-        dist.init_process_group('nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo')
-    torch.set_float32_matmul_precision('high' if place.startswith('cuda') else 'highest')
-
-def peak_flops(place):
-    """Dense bf16 FLOP/s of the card, or 0 where it is not known."""
-    name = torch.cuda.get_device_name(place) if place.startswith('cuda') else ''
-    return next((f for card, f in PEAK_FLOPS.items() if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name)), 0)
 
 # -----------------------------------------------------------------------------
 # data: a batch is a pure function of (seed, step)
@@ -190,30 +120,28 @@ def window_starts(first, count, n_tokens, T, seed):
     return [int(epoch_order(seed, i // n, n_tokens, T)[i % n]) for i in range(first, first + count)]
 
 def find_data():
-    """The data folder, prepared if it is missing. Under torchrun rank 0 prepares and the others wait for it."""
-    if any((Path(dataset) / name).exists() for name in ('meta.json', 'train.bin')):
-        return Path(dataset)
-    kind = tokenizer
-    if init_from in GPT2_MODELS:
-        kind = 'gpt2'
-    elif init_from not in ('scratch', 'resume', 'auto'):
+    """The data folder, prepared if it is missing, with the tokenizer of the model that is trained further."""
+    kind = 'gpt2' if init_from in GPT2_MODELS else tokenizer
+    if init_from not in ('scratch', 'resume', 'auto', *GPT2_MODELS):
         kind = str(Path(init_from) / 'tokenizer.json')
-        if not os.path.exists(kind):
-            raise UserError(f'{init_from} has no tokenizer.json; put that of its tokenizer there')
-    if os.environ.get('RANK', '0') == '0':
-        return prepare(dataset, kind, vocab_size)
-    folder = data_folder(dataset, kind, vocab_size)
-    if not folder.exists():
-        print(f'rank {os.environ["RANK"]} waits until rank 0 has prepared {folder}', flush=True)
-    while not (folder / 'meta.json').exists():      # torchrun ends this process if rank 0 fails
-        time.sleep(0.5)
-    return folder
+    return find_or_prepare(dataset, kind, vocab_size)
 
 # -----------------------------------------------------------------------------
 # the optimizer
 
+def adamw(p, g, m, v, rate, root, decay, beta1, beta2, eps):
+    """
+    One step of Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2), in place, in the order of operations of
+    torch.optim.AdamW: parameters p, gradients g, moments m and v. At step t from 1: rate = lr / (1 - beta1^t),
+    root = sqrt(1 - beta2^t), decay = 1 - lr weight_decay.
+    """
+    p.mul_(decay)
+    m.lerp_(g, 1 - beta1)                                   # m = beta1 m + (1 - beta1) g
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)           # v = beta2 v + (1 - beta2) g^2
+    p.sub_(rate * m / (v.sqrt() / root).add_(eps))
+
 class AdamW(torch.optim.Optimizer):
-    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2), in the order of operations of torch.optim.AdamW."""
+    """AdamW in its plain form: bit for bit torch.optim.AdamW(foreach=False). Training runs the faster one below."""
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
@@ -225,28 +153,87 @@ class AdamW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            lr, (beta1, beta2), eps = group['lr'], group['betas'], group['eps']
+            beta1, beta2 = group['betas']
             for p in group['params']:
                 if p.grad is None:
                     continue
                 state = self.state[p]
                 if not state:
-                    state['step'], state['m'], state['v'] = 0, torch.zeros_like(p), torch.zeros_like(p)
-                state['step'] += 1
-                m, v, t = state['m'], state['v'], state['step']
-                p.mul_(1 - lr * group['weight_decay'])
-                m.lerp_(p.grad, 1 - beta1)                                  # m = beta1 m + (1 - beta1) g
-                v.mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)     # v = beta2 v + (1 - beta2) g^2
-                denom = (v.sqrt() / math.sqrt(1 - beta2 ** t)).add_(eps)
-                p.addcdiv_(m, denom, value=-lr / (1 - beta1 ** t))
+                    state['t'], state['m'], state['v'] = 0, torch.zeros_like(p), torch.zeros_like(p)
+                t = state['t'] = state['t'] + 1
+                adamw(p, p.grad, state['m'], state['v'], group['lr'] / (1 - beta1 ** t), (1 - beta2 ** t) ** 0.5,
+                      1 - group['lr'] * group['weight_decay'], beta1, beta2, group['eps'])
         return loss
 
-def make_optimizer(model):
-    """AdamW with weight decay on matrices only."""
-    params = list(model.parameters())
-    groups = [dict(params=[p for p in params if p.dim() >= 2], weight_decay=weight_decay),
-              dict(params=[p for p in params if p.dim() < 2], weight_decay=0.0)]
-    return AdamW(groups, lr=learning_rate, betas=(beta1, beta2), eps=adam_eps)
+class FlatAdamW:
+    """
+    AdamW with clipping for all parameters of a model at once. Weights p, gradients g and moments m, v are one tensor
+    each, of which those of the model become views: two passes over memory clip, update and set the gradients to zero,
+    and one message sums them over processes. The matrices, which alone have weight decay, come first.
+
+    A gradient that is not finite changes nothing from that step on (alive is 0), and nobody waits to know it. With
+    float16 it halves loss_scale instead, by which the loss is multiplied and which doubles every 2,000 steps
+    (arXiv:1710.03740, section 3.2). The `extra` last numbers of g are the caller's: they are summed with it.
+    """
+
+    def __init__(self, model, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, extra=0):
+        params = sorted(model.named_parameters(), key=lambda item: item[1].dim() < 2)
+        self.shapes = {name: p.shape for name, p in params}
+        sizes = [-(-p.numel() // 64) * 64 for _, p in params]       # each begins where vectors of the hardware may
+        n, matrices = sum(sizes), sum(size for size, (_, p) in zip(sizes, params) if p.dim() >= 2)
+        place = params[0][1].device
+        self.p, self.g, self.m, self.v = (torch.zeros(n + extra * (x == 'g'), device=place) for x in 'pgmv')
+        self.sizes, self.extra, self.betas, self.eps, self.weight_decays = sizes, self.g[n:], betas, eps, (weight_decay, 0.0)
+        for (_, p), w, g in zip(params, self.views(self.p).values(), self.views(self.g).values()):
+            w.copy_(p.data)
+            p.data, p.grad = w, g
+        self.parts = [[x[s] for x in (self.p, self.g, self.m, self.v)] for s in (slice(matrices), slice(matrices, n))]
+        self.lr, self.t, self.alive = (torch.tensor(x, device=place) for x in (0.0, 0.0, True))
+        self.scaled = model.compute_dtype == torch.float16
+        self.loss_scale = torch.tensor(65536.0 if self.scaled else 1.0, device=place)
+        self.update = self.update_in_pieces
+
+    def compile(self):
+        self.update = torch.compile(self.update_where, dynamic=False)
+
+    def views(self, flat):
+        """{name: its part, in its shape} of p, g, m or v."""
+        parts = flat[:len(self.p)].split(self.sizes)
+        return {name: x[:shape.numel()].view(shape) for (name, shape), x in zip(self.shapes.items(), parts)}
+
+    @torch.no_grad()
+    def step(self, lr, max_norm=0.0):
+        """Clips to the norm max_norm (0: does not), updates, zeroes the gradients. -> the norm before, on the device."""
+        norm = torch.linalg.vector_norm(self.g[:len(self.p)]) / self.loss_scale
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) / self.loss_scale if max_norm else 1 / self.loss_scale
+        ok = norm.isfinite() & self.alive
+        self.t += ok
+        if self.scaled:
+            self.loss_scale.mul_(torch.where(ok, 1 + (self.t % 2000 == 0).float(), 0.5))
+            self.alive.logical_and_(self.loss_scale > 1e-3)
+        else:
+            self.alive.copy_(ok)
+        bias1, bias2 = (-torch.expm1(self.t * math.log(beta)) for beta in self.betas)     # 1 - beta^t
+        lr = self.lr.fill_(lr)
+        self.update(ok, factor, lr / bias1, bias2.sqrt(), [1 - lr * x for x in self.weight_decays])
+        return norm
+
+    def update_where(self, ok, factor, rate, root, decays):
+        """The whole update as one expression, which a compiler makes one pass over memory."""
+        for (p, g, m, v), decay in zip(self.parts, decays):
+            new = [x.clone() for x in (p, m, v)]
+            adamw(new[0], g * factor, *new[1:], rate, root, decay, *self.betas, self.eps)
+            for x, y in zip((p, m, v), new):
+                x.copy_(torch.where(ok, y, x))
+            g.zero_()
+
+    def update_in_pieces(self, ok, factor, rate, root, decays):
+        """The same without a compiler, in pieces that fit the cache of a CPU."""
+        factor, rate, root, *decays = map(float, (factor, rate, root, *decays))
+        for part, decay in zip(self.parts, decays) if ok else ():
+            for p, g, m, v in zip(*(x.split(1 << 16) for x in part)):
+                adamw(p, g.mul_(factor), m, v, rate, root, decay, *self.betas, self.eps)
+        self.g.zero_()
 
 @torch.no_grad()
 def clip_grad_norm(params, max_norm):
@@ -277,31 +264,23 @@ def setup_ranks():
     """-> rank, local_rank, world_size, from what torchrun sets."""
     return tuple(int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
 
-@torch.no_grad()
-def sum_gradients(params, extra):
-    """Adds up, over all processes, the gradients and a small tensor `extra`, in one message; returns extra's sum."""
-    grads = [p.grad for p in params]
-    flat = torch.cat([g.reshape(-1) for g in grads] + [extra.to(grads[0].dtype)])
-    dist.all_reduce(flat)
-    parts = flat.split([g.numel() for g in grads] + [extra.numel()])
-    for g, part in zip(grads, parts):
-        g.copy_(part.view_as(g))
-    return parts[-1]
+def connect(place, world_size):
+    """Joins the processes, and sets what is set once for a device."""
+    set_up(place)
+    if world_size > 1:
+        dist.init_process_group('nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo')
 
-def check_batch(world_size, place='cpu'):
-    """-> (micro_batch_size, grad_accum): how the global batch is divided. Raises UserError where it does not divide."""
+def check_batch(world_size):
+    """Raises UserError where the global batch does not divide among processes and micro-batches."""
     if batch_size < 1 or batch_size % world_size:
         near = max(batch_size // world_size, 1) * world_size
         raise UserError(f'batch_size = {batch_size} does not divide among {world_size} processes: the nearest that do '
                         f'are {near} and {near + world_size}')
     share = batch_size // world_size
-    fits = [m for m in range(1, share + 1) if share % m == 0]
-    small = [m for m in fits if m * block_size <= 16384 or place != 'cpu' or m == 1]     # a CPU gains nothing beyond
-    micro = micro_batch_size or small[-1]
-    if micro not in fits:
-        raise UserError(f'micro_batch_size = {micro} does not divide the {share} sequences of a process: the nearest '
-                        f'that do are {sorted(fits, key=lambda m: abs(m - micro))[:2]}')
-    return micro, share // micro
+    if micro_batch_size and share % micro_batch_size:
+        near = sorted((m for m in range(1, share + 1) if share % m == 0), key=lambda m: abs(m - micro_batch_size))[:2]
+        raise UserError(f'micro_batch_size = {micro_batch_size} does not divide the {share} sequences of a process: the '
+                        f'nearest that do are {near}')
 
 # -----------------------------------------------------------------------------
 # evaluation
@@ -430,8 +409,8 @@ def save(run, step, model, optimizer, eot, tok_path, state):
     """Writes step_<step>/ and drops old checkpoints, but never the best."""
     folder = run / f'step_{step:08d}'
     if not folder.exists():
-        names = {id(p): n for n, p in model.named_parameters()}
-        tensors = {f'{k}.{names[id(p)]}': s[k].cpu() for p, s in optimizer.state.items() for k in ('m', 'v')}
+        tensors = {f'{k}.{name}': x.cpu().clone() for k in 'mv' for name, x in optimizer.views(getattr(optimizer, k)).items()}
+        state = dict(state, updates=int(optimizer.t), loss_scale=float(optimizer.loss_scale))
         save_checkpoint(folder, model, tok_path, eot, dict(state, step=step, model=asdict(model.config)), tensors)
     best = min(state['val'], key=lambda e: e[1])[0] if state['val'] else step
     for old in checkpoints(run)[:-keep_checkpoints]:
@@ -439,12 +418,14 @@ def save(run, step, model, optimizer, eot, tok_path, state):
             shutil.rmtree(old)
     return folder
 
-def restore(folder, model, optimizer):
-    """Fills the optimizer from a checkpoint and returns its training.json."""
-    state, tensors = read_json(folder / 'training.json'), load_tensors([folder / 'training.safetensors'])
-    for name, p in model.named_parameters():
-        optimizer.state[p] = dict(step=state['step'], **{k: tensors[f'{k}.{name}'].to(p.device) for k in 'mv'})
-    return state
+def restore(folder, optimizer, state):
+    """Fills the optimizer from a checkpoint."""
+    tensors = load_tensors([folder / 'training.safetensors'])
+    for k in 'mv':
+        for name, x in optimizer.views(getattr(optimizer, k)).items():
+            x.copy_(tensors[f'{k}.{name}'])
+    optimizer.t.fill_(state['updates'])
+    optimizer.loss_scale.fill_(state['loss_scale'])
 
 # -----------------------------------------------------------------------------
 # what is said at the start and at the end
@@ -464,21 +445,71 @@ def smaller_config():
     return 'python train.py'
 
 def estimate(model, batch, place):
-    """Seconds of forward and backward of one micro-batch, by doing it; leaves no trace."""
+    """Seconds of forward and backward of one micro-batch, by doing it."""
     for _ in range(3):      # the first ones compile, and warm up
         synchronize(place)
         t = time.perf_counter()
         model(*batch)[1].backward()
-        synchronize(place)
-        seconds = time.perf_counter() - t
-    model.zero_grad(set_to_none=True)
-    return seconds
+    synchronize(place)
+    return time.perf_counter() - t
 
-def synchronize(place):
-    if place.startswith('cuda'):
-        torch.cuda.synchronize()
-    elif place == 'mps':
-        torch.mps.synchronize()
+def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
+    """
+    Decides, by trying, what 'auto' and 0 mean here: whether to compile, and the largest micro-batch that fits.
+    -> (the model, compiled or not; whether it is; micro_batch_size; seconds that `steps` steps will take)
+    """
+    share, micro = batch_size // world_size, micro_batch_size or auto.get('micro_batch_size')
+    fits = [m for m in range(share, 0, -1) if share % m == 0 and (place != 'cpu' or m * T <= 16384 or m == 1)]
+    fits = [micro] if micro and share % micro == 0 else fits        # beyond 16,384 tokens a CPU gains nothing
+
+    def timed(fast):
+        """-> (micro-batch, seconds of all steps)"""
+        for m in fits:
+            n = min(m, max(1, 4096 // T)) if place == 'cpu' and fast is model else m        # a part says enough
+            try:
+                return m, estimate(fast, data.batch([0] * n, T, place), place) * share / n * steps
+            except torch.OutOfMemoryError:
+                if m == fits[-1]:
+                    smaller = next((x for x in range(m // 2, 0, -1) if share % x == 0), None)
+                    raise UserError(f'micro_batch_size = {m} does not fit into the memory: try ' + (
+                        f'--micro_batch_size={smaller}, which trains the same' if smaller else 'a smaller --block_size or model'))
+            torch.cuda.empty_cache()        # out of the except, which holds what did not fit
+    found, fast = timed(model) if place == 'cpu' else (1, 0.0), model
+    compiled, why = choose_compile(auto.get('compile', compile) if compile == 'auto' else compile, place, found[1])
+    if compiled:
+        say(f'compile   | {compiled} ({why}){", some 20 s the first time" if place == "cpu" else ""}')
+        fast = torch.compile(model, dynamic=False)
+        try:
+            found = timed(fast)
+            optimizer.compile()
+        except UserError:
+            raise
+        except Exception as e:      # compilers fail in many ways
+            compiled, why, fast = False, f'it failed: {str(e).splitlines()[0]}', model
+    if not compiled:
+        say(f'compile   | {compiled} ({why})')
+        if place != 'cpu':
+            found = timed(model)
+    optimizer.g.zero_()
+    if world_size > 1:      # the same for all
+        found = torch.tensor([found[0], -found[1]], device=place)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        found = int(found[0]), -float(found[1])
+    return fast, compiled, *found
+
+def schedule(step, seconds):
+    """The step that a run has come to, for the schedule: by steps or by the time budget, whichever is further."""
+    return max(step + 1, max_iters * seconds / (60 * max_minutes) if max_minutes else 0)
+
+def is_complete(step, state):
+    return step >= max_iters or 0 < 60 * max_minutes <= state['seconds']
+
+def read_later(numbers, place):
+    """-> a function that gives a few numbers of the device, and waits for nothing if they have long been computed."""
+    copy, event = numbers.clone().to('cpu', non_blocking=True), torch.cuda.Event() if place.startswith('cuda') else None
+    if event:
+        event.record()
+    return lambda: (event and event.synchronize(), copy.tolist())[1]
 
 def says(loss, bpb):
     """says(1.2345, 0.987) -> 'validation loss 1.2345 | 0.987 bits per byte'"""
@@ -503,10 +534,8 @@ def main():
     check_knobs()       # what can be wrong is found before any data are prepared
     fields = {k: config[k] for k in GPTConfig.__dataclass_fields__ if k in config and k != 'vocab_size'}
     GPTConfig(**fields)
-    place, why_place = choose_device(local_rank)
-    micro, grad_accum = check_batch(world_size, place)
-    type_, why_type = choose_dtype(place)
-    compiled, why_compiled = choose_compile(place)
+    place, why_place = choose_device(device, local_rank)
+    check_batch(world_size)
     run = choose_out_dir()
 
     # data
@@ -519,6 +548,7 @@ def main():
 
     # model
     connect(place, world_size)
+    clock = dict(saved=time.perf_counter())
     resumed = newest_whole(run, say) if init_from in ('resume', 'auto') and checkpoints(run) else None
     if world_size > 1:
         dist.barrier()      # rank 0 writes into the folder only when all have looked
@@ -542,15 +572,20 @@ def main():
         model.to(place)
     except (RuntimeError, AssertionError) as e:
         raise UserError(f'device {place!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
-    model.compute_dtype = getattr(torch, type_)
-    params = list(model.parameters())
-    optimizer = make_optimizer(model)
-    step, state = 0, dict(val=[], seconds=0.0, data=data_hash(meta))
+    step, state = 0, dict(val=[], seconds=0.0, data=data_hash(meta), auto={})
     if resumed:
-        state = restore(resumed, model, optimizer)
+        state = read_json(resumed / 'training.json')
         step = state['step']
+    # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
+    auto = state['auto'] if state['auto'].get('device') == place.split(':')[0] else {}
+    type_, why_type = choose_dtype(dtype, place)
+    if dtype == 'auto' and auto:
+        type_, why_type = auto['dtype'], 'as before'
+    model.compute_dtype = getattr(torch, type_)
+    optimizer = FlatAdamW(model, (beta1, beta2), adam_eps, weight_decay, extra=3)
+    if resumed:
+        restore(resumed, optimizer, state)
     model.train()
-    fast = torch.compile(model) if compiled else model
 
     # what is going to happen
     per_step = batch_size * T
@@ -558,29 +593,19 @@ def main():
     say(f'device    | {place} ({why_place})' + (f', {world_size} processes' if world_size > 1 else ''))
     say(f'dtype     | {type_} ({why_type}), weights and optimizer float32')
     say(f'attention | {attention}' + (' (fused kernels of torch)' if attention == 'flash' else ' (as asked)'))
-    say(f'compile   | {compiled} ({why_compiled})')
     say(f'model     | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
-    say(f'batch     | {batch_size} sequences, {per_step:,} tokens per step (processes x micro-batches x sequences: '
-        f'{world_size} x {grad_accum} x {micro})')
     say(f'data use  | {max_iters:,} steps, {max_iters * per_step:,} tokens, '
         f'{max_iters * per_step / len(train_data):.2f} epochs of {len(train_data):,} tokens')
-    if step >= max_iters and not eval_only and state['val'][-1:] and state['val'][-1][0] == step:
+    if is_complete(step, state) and not eval_only and state['val'][-1:] and state['val'][-1][0] == step:
         say(f'{run} is complete: {step} of {max_iters} steps are done; train further with a larger --max_iters')
         leave(world_size)
         return dict(run=run, step=step)
-    n = micro if place != 'cpu' else min(micro, max(1, 4096 // T))
-    timed = lambda m: estimate(m, train_data.batch([0] * n, T, place), place) * micro / n * grad_accum
-    try:
-        seconds = timed(fast) * (max_iters - step)
-    except torch.OutOfMemoryError:
-        raise UserError(f'micro_batch_size = {micro} does not fit into the memory: try --micro_batch_size={max(micro // 2, 1)}, '
-                        f'which trains the same')
-    except Exception as e:      # compilers fail in many ways
-        if not compiled:
-            raise
-        say(f'compile   | False (it failed: {str(e).splitlines()[0]})')
-        fast, seconds = model, timed(model) * (max_iters - step)
-    say(f'time      | about {duration(seconds)} here' +
+    fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, max_iters - step, auto, say)
+    grad_accum = batch_size // world_size // micro
+    state['auto'] = dict(device=place.split(':')[0], dtype=type_, compile=compiled, micro_batch_size=micro)
+    say(f'batch     | {batch_size} sequences, {per_step:,} tokens per step (processes x micro-batches x sequences: '
+        f'{world_size} x {grad_accum} x {micro})')
+    say(f'time      | about {duration(min([seconds] + [60 * max_minutes] * bool(max_minutes)))} here' +
         (f'; smaller: {smaller_config()}' if seconds > 12 * 3600 and not place.startswith('cuda') else ''))
 
     # files
@@ -599,18 +624,17 @@ def main():
 
     def evaluate_and_save(max_tokens):
         """-> (loss, bits per byte, checkpoint)"""
-        loss = evaluate(model, fast, val_data, T, micro, max_tokens, place, rank, world_size)
+        loss = evaluate(model, fast if place != 'cpu' else model, val_data, T, micro, max_tokens, place, rank, world_size)
         state['val'] = [e for e in state['val'] if e[0] != step] + [[step, loss]]
         state['seconds'] += time.perf_counter() - clock['saved']
         clock['saved'] = time.perf_counter()
         log(dict(step=step, val_loss=loss, val_bpb=bits_per_byte(loss, meta)))
-        check_finite(step, loss, worst)
+        check_finite(step, loss, optimizer)
         saved = save(run, step, model, optimizer, meta['eot'], tok_path, state) if writing else None
         if writing:
             draw_curves(run, say)
         return loss, bits_per_byte(loss, meta), saved
 
-    worst, clock = torch.zeros((), device=place), dict(saved=time.perf_counter())
     if eval_only:
         loss, bpb, _ = evaluate_and_save(0)
         say(says(loss, bpb))
@@ -618,13 +642,12 @@ def main():
         return dict(run=run, step=step, val_loss=loss, val_bpb=bpb)
 
     # training
-    stop, heard = StopSignal(), 0.0
+    stop, heard = StopSignal(), None
+    seconds = state['seconds']
     flops, peak = model.flops_per_token(T), peak_flops(place) * world_size
     t, t_step = time.perf_counter(), step
-    while step < max_iters:
-        lr = get_lr(step + 1, learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
-        for group in optimizer.param_groups:
-            group['lr'] = lr
+    while not is_complete(step, dict(seconds=seconds)):
+        lr = get_lr(schedule(step, seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
         starts = window_starts(step * batch_size, batch_size, len(train_data), T, seed)
         starts = starts[rank * micro * grad_accum:][:micro * grad_accum]        # this process's share
         loss = torch.zeros((), device=place)
@@ -633,16 +656,19 @@ def main():
             if dropout:     # by the number of the micro-batch in the global batch, so that any split of it is the same
                 torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + rank * grad_accum + i) % 2 ** 63)
             part = fast(x, y)[1] / (grad_accum * world_size)
-            part.backward()
+            (part * optimizer.loss_scale if type_ == 'float16' else part).backward()
             loss += part.detach()
-        signum = stop.signal
-        if world_size > 1:      # all act on what all heard, one step later, so that no step waits for the answer
-            signum = (stop.signal or signal.SIGTERM) if float(heard) > 0 else 0
-            loss, heard = sum_gradients(params, torch.stack((loss, torch.full_like(loss, stop.signal))))
-        norm = clip_grad_norm(params, grad_clip)
-        worst = torch.maximum(worst, norm)      # keeps a norm that is not finite until someone looks
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        signum, seconds = stop.signal, state['seconds'] + time.perf_counter() - clock['saved']
+        if world_size > 1:
+            # with the gradients go the loss, and what all must agree on, which is read one step later: no step waits for it
+            optimizer.extra[0] = loss
+            optimizer.extra[1:] = torch.tensor([signum, seconds / world_size])
+            dist.all_reduce(optimizer.g)
+            loss = optimizer.extra[0].clone()
+            signum, seconds = heard() if heard else (0, state['seconds'])
+            signum = signum and (stop.signal or signal.SIGTERM)
+            heard = read_later(optimizer.extra[1:], place)
+        norm = optimizer.step(lr, grad_clip)
         step += 1
 
         if step % log_interval == 0 or step == 1 or step == max_iters:
@@ -655,7 +681,7 @@ def main():
                 f'{short(rate)} tok/s' + (f' | mfu {100 * mfu:.1f}%' if mfu else ''))
             log(dict(step=step - 1, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=rate, mfu=mfu,
                      seconds=state['seconds'] + now - clock['saved']))
-            check_finite(step, loss, worst)
+            check_finite(step, loss, optimizer)
         if step % eval_interval == 0 and step < max_iters:
             loss, bpb, saved = evaluate_and_save(eval_tokens)
             say(f'step {step} | {says(loss, bpb)} | saved {saved}')
@@ -663,7 +689,7 @@ def main():
                 say('    | ' + peek(model, tok, place)[0].replace('\n', '\n    | '))
             t, t_step = time.perf_counter(), step
         if signum and step < max_iters:
-            check_finite(step, loss, worst)
+            check_finite(step, loss, optimizer)
             if writing:
                 state['seconds'] += time.perf_counter() - clock['saved']
                 saved = save(run, step, model, optimizer, meta['eot'], tok_path, state)
@@ -700,9 +726,9 @@ def start_files(run, resumed, step, model, T, folder):
             shutil.rmtree(later)
     cut_log(run / 'log.jsonl', step)
 
-def check_finite(step, loss, norm):
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise Diverged(f'loss {float(loss)}, gradient norm {float(norm)} at step {step}')
+def check_finite(step, loss, optimizer):
+    if not (math.isfinite(loss) and optimizer.alive):
+        raise Diverged(f'loss {float(loss)} at step {step}' + ('' if optimizer.alive else ', gradient not finite'))
 
 def leave(world_size, status=0):
     """
@@ -739,7 +765,7 @@ def check_knobs():
         if config[name] < 1:
             raise UserError(f'{name} = {config[name]}: give 1 or more')
     for name in ('eval_tokens', 'micro_batch_size', 'warmup_iters', 'lr_decay_iters', 'weight_decay', 'grad_clip',
-                 'learning_rate', 'min_lr', 'sample_tokens', 'seed'):
+                 'learning_rate', 'min_lr', 'sample_tokens', 'seed', 'max_minutes'):
         if not config[name] >= 0:
             raise UserError(f'{name} = {config[name]}: give 0 or more')
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
