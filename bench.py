@@ -4,6 +4,9 @@ How fast things are on this machine, and how close to the limit.
     python bench.py                                # a training step of the default model
     python bench.py config/train_gpt2.py --batch_size=32 --micro_batch_size=32
     torchrun --nproc_per_node=4 bench.py
+    python bench.py --what=sample --samples=4      # tokens/s of generation, and the share of the memory's bandwidth
+    python bench.py --what=ladder                  # from the plain form to the fast one, a row for each step
+    python bench.py --what=check                   # does this device compute what it should?
     python bench.py --what=tokenizer --dataset=my_text.txt       # beside the packages that are installed: rustbpe,
                                                                  # tokenizers, tiktoken, riptoken
 
@@ -19,6 +22,8 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from statistics import median
 
@@ -27,17 +32,21 @@ import torch
 import torch.distributed as dist
 
 import prepare
+import sample
 import tokenizer as bpe
 import train
 from configurator import UserError, configure, default_workers, launch, parallel_map
-from model import GPT, GPTConfig, choose_device, choose_dtype, peak_flops, synchronize
+from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
 
 # -----------------------------------------------------------------------------
-what = 'train'          # train: a step of it; tokenizer
-rounds = 3              # of the tokenizers, in turns; the median counts
+what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys)
+rounds = 3              # of samples and tokenizers, in turns; the median counts
+samples = 1             # texts at once
+new_tokens = 200        # of each text
 steps = 20              # measured optimizer steps
 warmup_steps = 5        # steps before them
 profile = False         # also say where the time of a step goes
+json = False            # end with a line for machines
 # -----------------------------------------------------------------------------
 config = configure(globals(), vars(train))
 train.config.update({k: config[k] for k in train.config})
@@ -291,13 +300,15 @@ def prepare_contest(folder, path, size):
     contest('text to shards', size, {'ours': ours, **({'tokenizers': tokenizers} if peers('tokenizers') else {})})
 
 def main():
-    if what == 'tokenizer':
-        return bench_tokenizer()
-    if what != 'train':
-        raise UserError(f'--what={what} is not known: give train or tokenizer')
-    if steps < 1 or warmup_steps < 0:
-        raise UserError('steps must be 1 or more and warmup_steps 0 or more')
-    return bench_train()
+    known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder)
+    if what not in known:
+        raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
+    if min(steps, rounds, samples, new_tokens) < 1 or warmup_steps < 0:
+        raise UserError('steps, rounds, samples and new_tokens must be 1 or more, and warmup_steps 0 or more')
+    result = known[what]()
+    if json and os.environ.get('RANK', '0') == '0':
+        print(dumps(dict(what=what, **(result or {}))))
+    return result
 
 def build(place, type_):
     """The model that the knobs describe, on a device."""
@@ -308,6 +319,145 @@ def build(place, type_):
     model = GPT(GPTConfig(**fields)).to(place)
     model.compute_dtype = getattr(torch, type_)
     return model
+
+def bandwidth(place):
+    """Bytes per second at which this device reads its memory."""
+    x, best = torch.ones(500_000_000 if place.startswith('cuda') else 50_000_000, device=place), 0.0
+    for _ in range(10):
+        synchronize(place)
+        t = time.perf_counter()
+        x.sum()
+        synchronize(place)
+        best = max(best, 4 * len(x) / (time.perf_counter() - t))
+    return best
+
+def bench_sample():
+    """Tokens per second of generation, and the share of what reading the weights and the cache once per token allows."""
+    place, why_place = choose_device(train.device)
+    type_, why_type = choose_dtype(train.dtype, place)
+    compiled, why = choose_compile(True if train.compile == 'auto' else train.compile, place)
+    set_up(place)
+    model = build(place, type_).to(getattr(torch, type_)).eval()
+    step, c, size = sample.compile_step(model, place) if compiled else model, model.config, model.wte.weight.element_size()
+    print(f'device  | {place} ({why_place})\ndtype   | {type_} ({why_type}); compile {compiled} ({why})')
+    print(f'model   | {model.num_params():,} parameters, context {c.block_size}')
+    n = min(new_tokens, c.block_size - 1)
+    def generate():
+        synchronize(place)
+        t = time.perf_counter()
+        for _ in sample.generate(model, [[0]] * samples, n, 0.8, top_k=200, step=step):
+            pass
+        synchronize(place)
+        return time.perf_counter() - t
+    generate()
+    seconds = median(generate() for _ in range(rounds))
+    read = size * (model.flops_per_token(1) // 6 + samples * c.n_layer * c.n_kv_head * (c.n_embd // c.n_head) * n)
+    limit, rate = bandwidth(place), n / seconds
+    print(f'sample  | {samples} x {n} tokens in {seconds:.2f} s: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a token')
+    print(f'memory  | {read / 1e6:.0f} MB read per step, {100 * rate * read / limit:.0f}% of what {limit / 1e9:.1f} GB/s allow')
+    return dict(tokens_per_second=samples * rate, share_of_bandwidth=rate * read / limit)
+
+def bench_check():
+    """
+    Whether this device computes what it should: loss, gradient norm before and after clipping, and the weights after one
+    step of the optimizer, against the plain forms in float64 on the CPU.
+    """
+    place, why_place = choose_device(train.device)
+    type_, _ = choose_dtype(train.dtype, place)
+    compiled, _ = choose_compile(True if train.compile == 'auto' else train.compile, place)
+    set_up(place)
+    print(f'device  | {place} ({why_place})')
+    failed = 0
+    for name, fields in dict(llama=dict(qk_norm=True), gpt2=GPT2).items():
+        torch.manual_seed(1)
+        true = GPT(GPTConfig(vocab_size=2000, n_layer=2, n_head=4, n_embd=128, block_size=64, attention='naive', **fields)).double()
+        true.compute_dtype = torch.float64
+        for w in true.parameters():
+            w.data += 0.02 * torch.randn_like(w)        # no layer is the identity
+        x, y = torch.randint(2000, (2, 4, 64))
+        forms = []
+        for dtype in sorted({'float32', type_}):
+            for fast in sorted({False, compiled}):
+                model = GPT(replace(true.config, attention='flash')).to(place)
+                model.load_state_dict(true.state_dict())
+                model.compute_dtype = getattr(torch, dtype)
+                optimizer = train.FlatAdamW(model, weight_decay=0.1)
+                if fast:
+                    optimizer.compile()
+                loss = (torch.compile(model, dynamic=False) if fast else model)(x.to(place), y.to(place))[1]
+                (loss * optimizer.loss_scale).backward()
+                grads = {n: g.double().cpu() / float(optimizer.loss_scale) for n, g in optimizer.views(optimizer.g).items()}
+                forms.append((dtype, fast, model, loss, grads, optimizer.step(1e-3, 0.5)))
+        true(x, y)[1].backward()
+        grads, loss = {n: w.grad.clone() for n, w in true.named_parameters()}, true(x, y)[1]
+        norm = train.clip_grad_norm(true.parameters(), 0.5)
+        train.AdamW([dict(params=[w], weight_decay=0.1 * (w.dim() >= 2)) for w in true.parameters()]).step()
+        for dtype, fast, model, got, got_grads, got_norm in forms:
+            tolerance = 2e-2 if dtype != 'float32' else 2e-3 if place.startswith('cuda') else 1e-5      # TF32 on a GPU
+            pairs = {'loss': (got.detach(), loss.detach()), 'gradient norm': (got_norm, norm)}
+            pairs |= {f'gradient of {n}': (got_grads[n], g) for n, g in grads.items()}
+            # Adam's first step is lr times the sign of a gradient, which of a tiny one may be either
+            pairs |= {f'{n} after a step': (torch.where(grads[n].abs() > 1e-2 * grads[n].abs().max(), w.detach().double().cpu(), v), v)
+                      for (n, w), v in zip(model.named_parameters(), (v.detach() for v in true.parameters()))}
+            errors = {what: float((a.detach().double().cpu() - b).norm() / b.norm()) for what, (a, b) in pairs.items()}
+            wrong = next((what for what, error in errors.items() if not error < tolerance), None)
+            failed += wrong is not None
+            print(f'check   | {name}, {dtype}{", compiled" if fast else ""}: ' + (
+                f'pass (largest relative error {max(errors.values()):.1e})' if wrong is None else
+                f'{wrong} differs, relative error {errors[wrong]:.1e} > {tolerance:g}'))
+    if failed:
+        raise UserError(f'{failed} of these are wrong on this device: train with --device=cpu, and report the lines above')
+
+def bench_ladder():
+    """What each step from the plain form to the fast one buys on this machine, one after the other."""
+    place, why_place = choose_device(train.device)
+    type_, why_type = choose_dtype(train.dtype, place)
+    compiled, why = choose_compile(True if train.compile == 'auto' else train.compile, place)
+    set_up(place)
+    cuda, now, before, first = place.startswith('cuda'), dict(dtype='float32', attention='naive', pad_to=1, flat=False, compile=False), None, None
+    print(f'device  | {place} ({why_place})')
+    for name, change, missing in (
+            ('float32, written out', {}, ''), ('TF32', dict(tf32=True), '' if cuda else 'not on this device'),
+            (type_, dict(dtype=type_), '' if type_ != 'float32' else why_type), ('compile', dict(compile=True), '' if compiled else why),
+            ('flash attention', dict(attention='flash'), ''), ('vocabulary padded', dict(pad_to=64), ''),
+            ('flat optimizer', dict(flat=True), '')):
+        if missing:
+            print(f'ladder  | {name:22} | {missing}')
+            continue
+        now = {**now, **change}
+        torch.set_float32_matmul_precision('high' if now.get('tf32') else 'highest')
+        GPT.pad_to, config['attention'] = now['pad_to'], now['attention']
+        model = build(place, now['dtype'])
+        if now['flat']:
+            optimizer = train.FlatAdamW(model)
+            if compiled:
+                optimizer.compile()
+        else:
+            optimizer = PlainOptimizer(model)
+        T, micro = model.config.block_size, train.micro_batch_size or train.batch_size
+        fast = torch.compile(model, dynamic=False) if now['compile'] else model
+        try:
+            seconds = measure_step(fast, optimizer, RandomTokens(model.config.vocab_size).batch(range(micro), T, place),
+                                   train.batch_size // micro, place, 1)
+        except torch.OutOfMemoryError:
+            print(f'ladder  | {name:22} | does not fit into the memory with --micro_batch_size={micro}')
+            continue
+        first, before = first or seconds, before or seconds
+        print(f'ladder  | {name:22} | {1e3 * seconds:8.1f} ms | {train.batch_size * T / seconds:10,.0f} tokens/s | '
+              f'{before / seconds:.2f} times the row before, {first / seconds:.2f} times the first', flush=True)
+        before = seconds
+
+class PlainOptimizer:
+    """Clipping and AdamW tensor by tensor, with the interface of FlatAdamW."""
+
+    def __init__(self, model):
+        self.params, self.loss_scale = list(model.parameters()), 1.0
+        self.adamw = train.AdamW(self.params)
+
+    def step(self, lr, max_norm):
+        train.clip_grad_norm(self.params, max_norm)
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
 
 def bench_train():
     train.check_knobs()

@@ -111,7 +111,7 @@ def configure(script, *others, argv=None, quiet=False):
             sys.exit(2)
         stop(e)
     for space in spaces:
-        space.update({k: v for k, v in knobs.items() if k in space})
+        space.update({k: v for k, v in knobs.items() if is_knob(k, space.get(k))})
     if is_rank_0() and not quiet:
         for k, where in source.items():
             print(f'{k} = {knobs[k]!r}  ({where})')
@@ -127,7 +127,9 @@ def read_arguments(argv, defaults):
         if arg.startswith('--'):
             name, equals, text = arg[2:].partition('=')
             known(name, defaults, arg)
-            if not equals:
+            if not equals and isinstance(defaults[name], bool):
+                text = 'True'       # a switch: --wandb_log
+            elif not equals:
                 raise UserError(f'{arg} needs a value: write --{name}=value')
             found = {name: parse(name, text, defaults[name])}
         elif arg.endswith('.py'):

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from configurator import UserError, configure, launch, read_json
-from model import checkpoints, load_model, newest_whole, softmax
+from model import checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, set_up, softmax
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -28,58 +28,85 @@ top_k = 0               # only the k likeliest tokens; 0: all
 top_p = 1.0             # only the likeliest tokens that together have this probability
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto (bfloat16 on a GPU that has it, else float32), float32, bfloat16
+dtype = 'auto'          # auto, float32, bfloat16, float16: of the weights and all that is computed
+compile = 'auto'        # True, False, or auto: where it pays
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # so that standard output is the text alone
 
 def filter_logits(logits, temperature, top_k=0, top_p=1.0):
     """
-    logits (B, V) -> probabilities (B, V): softmax of logits / temperature, of the top_k likeliest tokens, and of the
-    fewest likeliest ones whose probabilities reach top_p (nucleus sampling, arXiv:1904.09751).
+    logits (B, V) -> probabilities (B, n) and ids (B, n) of the tokens that may come, None for all V: softmax of logits /
+    temperature, of the top_k likeliest tokens, and of the fewest likeliest ones whose probabilities reach top_p (nucleus
+    sampling, arXiv:1904.09751).
     """
-    logits = logits / temperature
-    if 0 < top_k < logits.size(-1):
-        kth = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float('-inf'))
-    probs = softmax(logits, -1)
+    ids = None
+    if 0 < top_k < logits.size(-1) or top_p < 1:
+        logits, ids = logits.topk(top_k) if 0 < top_k < logits.size(-1) else logits.sort(descending=True)
+    probs = softmax(logits / temperature, -1)
     if top_p < 1:
-        ordered, order = probs.sort(descending=True)
-        before = ordered.cumsum(-1) - ordered           # what the likelier ones have together
-        ordered[before >= top_p] = 0
-        probs = torch.zeros_like(probs).scatter(-1, order, ordered)
+        before = probs.cumsum(-1) - probs               # what the likelier ones have together
+        probs = probs.masked_fill(before >= top_p, 0)
         probs = probs / probs.sum(-1, keepdim=True)
-    return probs
+    return probs, ids
+
+def draw(probs, ids, u):
+    """One id (B,) for each row of probabilities, by its number u (B,) from 0 to 1."""
+    edges = probs.cumsum(-1)
+    i = torch.searchsorted(edges, (u * (1 - 1e-6))[:, None] * edges[:, -1:], right=True)
+    return (i if ids is None else ids.gather(-1, i))[:, 0]
 
 @torch.no_grad()
-def generate(model, ids, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, stop=None, vocab_size=None,
-             generator=None, cache=True):
+def generate(model, prompts, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0, stop=None, vocab_size=None, seed=0,
+             cache=True, step=None):
     """
-    Continues a batch of prompts of equal length: ids (B, T) -> yields (B,) ids, one for each text, max_new_tokens times
-    or until every text has had the token `stop` (after which it yields `stop` for that text).
+    Continues a batch of prompts, lists of ids that may differ in length -> yields (B,) ids, one for each text,
+    max_new_tokens times or until every text has had the token `stop` (after which it yields `stop` for that text).
 
-    When the context is full, its last half is kept and goes through the model again. Ids from vocab_size on, which the
-    model may have but the tokenizer lacks, are never drawn. cache=False computes the same without a KV cache.
+    Text i is drawn with numbers that depend on seed + i alone: it is what its prompt gives alone, with that seed. When
+    a context is full, its last half is kept and goes through the model again. Ids from vocab_size on, which the model may
+    have but the tokenizer lacks, are never drawn. cache=False computes the same without a KV cache. step: the model,
+    compiled or not, for one token at a time.
     """
-    block_size = model.config.block_size
-    ids = ids[:, -block_size:]
-    ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    kv, new = (model.new_cache(len(ids)) if cache else None), ids
-    for _ in range(max_new_tokens):
-        if ids.size(1) > block_size:
-            ids = new = ids[:, -max(block_size // 2, 1):]
-            kv = model.new_cache(len(ids)) if cache else None
-        logits = (model(new, cache=kv) if cache else model(ids))[0][:, -1, :vocab_size]
-        if temperature == 0:
-            new = logits.argmax(-1, keepdim=True)
+    place, block_size, B = model.wte.weight.device, model.config.block_size, len(prompts)
+    texts = [list(map(int, p))[-block_size:] for p in prompts]
+    if temperature:
+        u = torch.stack([torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)], 1).to(place)
+    ended, kv = torch.zeros(B, dtype=torch.bool, device=place), None
+    if cache:
+        kv = model.new_cache(B, min(block_size, max(map(len, texts)) + max_new_tokens))
+    new, step = None, model if step is None else step
+    for i in range(max_new_tokens):
+        full = [len(t) > block_size for t in texts]
+        if new is None or any(full) or not cache:       # all of the texts
+            texts = [t[-max(block_size // 2, 1):] if f else t for t, f in zip(texts, full)]
+            lengths = torch.tensor([*map(len, texts)], device=place)
+            T = max(map(len, texts))
+            idx = torch.tensor([t + [0] * (T - len(t)) for t in texts], device=place)
+            if cache:
+                kv.lengths.zero_()
+                logits = model(idx, cache=kv, lengths=lengths)[0][:, 0]
+            else:
+                logits = model(idx)[0][torch.arange(B, device=place), lengths - 1]
         else:
-            new = torch.multinomial(filter_logits(logits, temperature, top_k, top_p), 1, generator=generator)
+            logits = step(new[:, None], cache=kv)[0][:, 0]
+        logits = logits[:, :vocab_size]
+        new = draw(*filter_logits(logits, temperature, top_k, top_p), u[i]) if temperature else logits.argmax(-1)
         if stop is not None:
-            new = torch.where(ended[:, None], stop, new)
-            ended |= new[:, 0] == stop
-        yield new[:, 0]
-        if stop is not None and ended.all():
+            new = torch.where(ended, stop, new)
+            ended |= new == stop
+        yield new
+        for text, id in zip(texts, new.tolist()):
+            text.append(id)
+        if all(t[-1] == stop for t in texts):
             return
-        ids = torch.cat((ids, new), 1)
+
+def compile_step(model, place):
+    """The model, compiled for one token at a time; on a GPU with its launches recorded, and played back as one."""
+    from torch._inductor import decomposition
+    # the compiler's own product of a matrix and a vector runs at half the speed of torch.mv in bfloat16
+    getattr(decomposition, 'decompositions', {}).pop(torch.ops.aten.mv.default, None)
+    getattr(decomposition, 'decompositions', {}).pop(torch.ops.aten.addmv.default, None)
+    return torch.compile(model, dynamic=False, mode='reduce-overhead' if place.startswith('cuda') else None)
 
 class TextStream:
     """Ids in, text out, never half a character: a character of several bytes appears when its last byte does."""
@@ -127,8 +154,6 @@ def check_knobs():
     if not temperature >= 0 or not 0 < top_p <= 1 or top_k < 0:
         raise UserError('temperature must be 0 or more, top_p above 0 and at most 1, top_k 0 or more; '
                         'try --temperature=0.8 --top_p=0.9')
-    if dtype not in ('auto', 'float32', 'bfloat16'):
-        raise UserError(f'dtype = {dtype!r}: give auto, float32 or bfloat16')
 
 def main():
     check_knobs()
@@ -136,28 +161,27 @@ def main():
     if not (folder / 'tokenizer.json').exists():
         raise UserError(f'{folder} has no tokenizer.json; put that of its tokenizer there')
     tok = load_tokenizer(folder / 'tokenizer.json')
-    place = device if device != 'auto' else \
-        'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+    place, _ = choose_device(device)
+    type_, _ = choose_dtype(dtype, place)
+    set_up(place)
     try:
-        model = load_model(folder).to(place).eval()
+        model = load_model(folder).to(place, getattr(torch, type_)).eval()
     except (RuntimeError, AssertionError) as e:
         raise UserError(f'device {device!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
-    half = dtype == 'bfloat16' or \
-        dtype == 'auto' and place.startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
-    model.compute_dtype = torch.bfloat16 if half else torch.float32
+    model.compute_dtype = getattr(torch, type_)
     stop = tok.eot if tok.eot is not None else read_json(folder / 'config.json').get('eos_token_id')
     stop = stop[0] if isinstance(stop, list) else stop
     ids = tok.encode(read_prompt(start)) or ([stop] if stop is not None else [0])
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
-    print(f'{folder} | {model.num_params():,} parameters | {place}, {str(model.compute_dtype)[6:]}', file=sys.stderr)
+    compiled, _ = choose_compile(compile, place, max_new_tokens * model.num_params() * model.wte.weight.element_size() / 1e10)
+    step = compile_step(model, place) if compiled else model
+    print(f'{folder} | {model.num_params():,} parameters | {place}, {type_}' + ', compiled' * compiled, file=sys.stderr)
 
-    generator = torch.Generator(place).manual_seed(seed)
-    batch = torch.tensor([ids] * num_samples, device=place)
     prompt, stream, texts = tok.decode(ids if start else []), TextStream(tok), [[] for _ in range(num_samples)]
     print(visible(prompt), end='', flush=True)
     t, done, count = time.perf_counter(), False, 0
-    for new in generate(model, batch, max_new_tokens, temperature, top_k, top_p, stop, tok.vocab_size, generator):
+    for new in generate(model, [ids] * num_samples, max_new_tokens, temperature, top_k, top_p, stop, tok.vocab_size, seed, step=step):
         for text, id in zip(texts, new.tolist()):
             if not text or text[-1] != stop:
                 text.append(id)

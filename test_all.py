@@ -130,6 +130,12 @@ def test_later_arguments_win_and_types_are_those_of_the_defaults():
     found, space = knobs_of(KNOBS, '--a=3', 'c.py', '--lr=7', '--name=p=q', '--on=False', '--compile=True')
     assert found == dict(a=5, lr=7.0, name='p=q', on=False, compile=True) and type(found['lr']) is float
     assert space['a'] == 5 and space['BIG'] == 4
+    assert knobs_of(KNOBS, '--on=False', '--on')[0]['on'] is True       # a switch
+
+def test_a_knob_leaves_a_module_of_its_name_in_another_script_alone():
+    here, there = dict(__name__='a', json=False, a=1), dict(__name__='b', json=json, a=1)
+    configure(here, there, argv=['--json', '--a=2'])
+    assert here['json'] is True and there['json'] is json and there['a'] == 2
 
 def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
     Path('c.py').write_text('import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
@@ -1486,7 +1492,9 @@ def test_errors_of_the_other_scripts_are_one_line_too():
 
 def test_filtering_keeps_the_likeliest_tokens():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    f = lambda **kw: sample_module.filter_logits(logits, **{'temperature': 1.0, **kw})[0]
+    def f(**kw):
+        probs, ids = sample_module.filter_logits(logits, **{'temperature': 1.0, **kw})
+        return probs[0] if ids is None else torch.zeros(4).scatter(0, ids[0], probs[0])
     close(f(), torch.tensor([0.5, 0.3, 0.15, 0.05]), 1e-6)
     close(f(top_k=2), torch.tensor([0.625, 0.375, 0, 0]), 1e-6)
     close(f(top_p=0.6), torch.tensor([0.625, 0.375, 0, 0]), 1e-6)
@@ -1497,26 +1505,60 @@ def test_filtering_keeps_the_likeliest_tokens():
 @pytest.mark.parametrize('name', ['llama', 'gpt2', 'gqa'])
 def test_generation_is_the_same_with_and_without_a_cache_past_the_context(name):
     model = jittered(tiny(**SETTINGS[name]))
-    prompt = torch.randint(0, 50, (2, 20))      # longer than the context: its end is used
+    prompt = torch.randint(0, 50, (2, 20)).tolist()         # longer than the context: its end is used
     for options in (dict(temperature=0), dict(temperature=1.0, top_k=5, top_p=0.9)):
         runs = []
         for cache in (True, False):
-            g = torch.Generator().manual_seed(1)
-            runs.append(torch.stack(list(sample_module.generate(model, prompt, 60, generator=g, cache=cache, **options))))
+            runs.append(torch.stack(list(sample_module.generate(model, prompt, 60, seed=1, cache=cache, **options))))
         assert torch.equal(*runs)
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_compiled_generation_gives_the_logits_of_plain_one(dtype):
+    if not shutil.which('g++'):
+        pytest.skip('no C++ compiler')
+    model = jittered(tiny()).to(dtype)
+    model.compute_dtype = dtype
+    step, prompts = sample_module.compile_step(model, 'cpu'), torch.tensor([[1, 2, 3], [4, 5, 0]])
+    with torch.no_grad():
+        caches = [model.new_cache(2) for _ in range(2)]
+        for cache in caches:
+            model(prompts, cache=cache, lengths=torch.tensor([3, 2]))
+        for i in range(5):
+            a, b = (f(torch.tensor([[i], [7]]), cache=cache)[0] for f, cache in zip((model, step), caches))
+            close(a, b, 1e-5 if dtype == torch.float32 else 5e-2)
+        assert caches[0].lengths.tolist() == caches[1].lengths.tolist() == [8, 7]
+
+@pytest.mark.parametrize('name', ['llama', 'gpt2', 'gqa', 'naive', 'no position'])
+def test_prompts_of_different_lengths_in_one_batch_give_what_each_gives_alone(name):
+    model = jittered(tiny(**SETTINGS[name]))
+    prompts = [torch.randint(0, 50, (n,)).tolist() for n in (1, 5, 16, 11, 30)]
+    for options in (dict(temperature=0), dict(temperature=1.0), dict(temperature=0.8, top_k=9), dict(temperature=1.2, top_p=0.8)):
+        together = torch.stack(list(sample_module.generate(model, prompts, 40, seed=7, **options)), 1)
+        for i, prompt in enumerate(prompts):
+            alone = torch.stack(list(sample_module.generate(model, [prompt], 40, seed=7 + i, **options)), 1)
+            assert torch.equal(together[i], alone[0])
+
+def test_tokens_are_drawn_as_often_as_their_probabilities_say():
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.2, 0.3, 0.0]])
+    u = (torch.arange(10_000) + 0.5) / 10_000
+    ids = sample_module.draw(probs.expand(10_000, -1), None, u)
+    close(torch.bincount(ids, minlength=6) / 10_000, probs[0], 1e-4)
+    assert sample_module.draw(probs, None, torch.tensor([1 - 2 ** -24])) == 4       # the largest that torch.rand gives
+    assert sample_module.draw(probs, None, torch.tensor([0.0])) == 1
+    assert sample_module.draw(probs[:, 3:], torch.tensor([[7, 8, 9]]), torch.tensor([0.5])) == 8
 
 def test_a_full_context_goes_on_with_its_last_half():
     model, seen = jittered(tiny()), []
     model.register_forward_pre_hook(lambda m, args: seen.append(args[0].tolist()))
-    new = [int(x) for x in sample_module.generate(model, torch.zeros(1, 10, dtype=torch.int64), 9, temperature=0, cache=False)]
+    new = [int(x) for x in sample_module.generate(model, [[0] * 10], 9, temperature=0, cache=False)]
     assert [len(s[0]) for s in seen] == [10, 11, 12, 13, 14, 15, 16, 8, 9]
     assert seen[7][0] == ([0] * 10 + new)[9:17]
 
 def test_generation_stops_at_the_stop_token():
     model = jittered(tiny())
-    free = [int(x) for x in sample_module.generate(model, torch.zeros(1, 1, dtype=torch.int64), 30, temperature=0)]
+    free = [int(x) for x in sample_module.generate(model, [[0]], 30, temperature=0)]
     stop = free[5]
-    got = [int(x) for x in sample_module.generate(model, torch.zeros(1, 1, dtype=torch.int64), 30, temperature=0, stop=stop)]
+    got = [int(x) for x in sample_module.generate(model, [[0]], 30, temperature=0, stop=stop)]
     assert got == free[:free.index(stop) + 1]
 
 def test_a_stream_never_shows_half_a_character():
@@ -1548,6 +1590,33 @@ def test_bench_measures_a_step_and_counts_its_flops(capsys):
     assert result['ms'] > 0 and 0 < result['share_of_peak'] < 1.5 and 'of the largest matmul rate measured here' in out
     train = script('bench').train
     assert result['tokens_per_second'] == pytest.approx(train.batch_size * train.block_size / result['ms'] * 1e3, rel=1e-3)
+
+def test_bench_says_whether_a_device_computes_what_it_should(capsys, monkeypatch):
+    bench = script('bench', '--what=check', '--compile=False', '--device=cpu')
+    bench.main()
+    assert capsys.readouterr().out.count(': pass') == (4 if model_module.choose_dtype('auto', 'cpu')[0] != 'float32' else 2)
+    # a device whose clipping goes wrong, as has been seen
+    right = bench.train.FlatAdamW.step
+    monkeypatch.setattr(bench.train.FlatAdamW, 'step', lambda self, lr, max_norm: right(self, lr, max_norm) * 1.1)
+    with pytest.raises(UserError, match='wrong on this device'):
+        bench.main()
+    assert 'gradient norm differs' in capsys.readouterr().out
+
+def test_bench_measures_sampling_and_the_ladder(capsys):
+    small = '--n_embd=32', '--n_layer=1', '--block_size=16', '--batch_size=2', '--vocab_size=1100', '--device=cpu', '--compile=False'
+    result = script('bench', '--what=sample', '--samples=3', '--new_tokens=10', '--json', *small).main()
+    out = capsys.readouterr().out
+    assert result['tokens_per_second'] > 0 and '3 x 10 tokens' in out and json.loads(out.splitlines()[-1])['what'] == 'sample'
+    bench = script('bench', '--what=ladder', '--steps=2', '--warmup_steps=1', *small)
+    bench.main()
+    out = capsys.readouterr().out
+    assert 'compile                | as asked' in out and 'TF32                   | not on this device' in out
+    assert out.count('tokens/s') >= 4 and GPT.pad_to == 64
+
+def test_bench_says_where_the_time_goes(capsys):
+    script('bench', '--steps=2', '--warmup_steps=1', '--n_embd=32', '--n_layer=1', '--device=cpu', '--profile').main()
+    shares = [float(line.split('|')[1].strip(' %')) for line in capsys.readouterr().out.splitlines() if line.startswith('profile |')]
+    assert len(shares) == 10 and shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 100.1
 
 def test_the_peak_of_a_known_card_is_its_published_one(monkeypatch):
     for name, peak in (('NVIDIA H200', 989e12), ('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA GeForce RTX 4090', 165.2e12), ('Other', 0),

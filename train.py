@@ -180,7 +180,7 @@ class FlatAdamW:
         params = sorted(model.named_parameters(), key=lambda item: item[1].dim() < 2)
         self.shapes = {name: p.shape for name, p in params}
         sizes = [-(-p.numel() // 64) * 64 for _, p in params]       # each begins where vectors of the hardware may
-        n, matrices = sum(sizes), sum(size for size, (_, p) in zip(sizes, params) if p.dim() >= 2)
+        n, matrices = -(-sum(sizes) // 4096) * 4096, sum(size for size, (_, p) in zip(sizes, params) if p.dim() >= 2)
         place = params[0][1].device
         self.p, self.g, self.m, self.v = (torch.zeros(n + extra * (x == 'g'), device=place) for x in 'pgmv')
         self.sizes, self.extra, self.betas, self.eps, self.weight_decays = sizes, self.g[n:], betas, eps, (weight_decay, 0.0)
@@ -198,13 +198,14 @@ class FlatAdamW:
 
     def views(self, flat):
         """{name: its part, in its shape} of p, g, m or v."""
-        parts = flat[:len(self.p)].split(self.sizes)
+        parts = flat[:sum(self.sizes)].split(self.sizes)
         return {name: x[:shape.numel()].view(shape) for (name, shape), x in zip(self.shapes.items(), parts)}
 
     @torch.no_grad()
     def step(self, lr, max_norm=0.0):
         """Clips to the norm max_norm (0: does not), updates, zeroes the gradients. -> the norm before, on the device."""
-        norm = torch.linalg.vector_norm(self.g[:len(self.p)]) / self.loss_scale
+        # subtle: the norm of 30 million float32 in one go is wrong by 0.2% on a CPU, in rows by 1e-6, and twice as fast
+        norm = torch.linalg.vector_norm(self.g[:len(self.p)].view(4096, -1), dim=1).norm() / self.loss_scale
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) / self.loss_scale if max_norm else 1 / self.loss_scale
         ok = norm.isfinite() & self.alive
         self.t += ok
@@ -326,8 +327,7 @@ def peek(model, tok, place, texts=1, length=0):
     model.eval()
     start = sample_start or DATASETS.get(dataset, {}).get('start', '')
     ids = tok.encode(start) or [tok.eot or 0]
-    new = generate(model, torch.tensor([ids] * texts, device=place), length or sample_tokens, 0.8, stop=tok.eot,
-                   vocab_size=tok.vocab_size, generator=torch.Generator(place).manual_seed(seed))
+    new = generate(model, [ids] * texts, length or sample_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)
     rows = torch.stack(list(new), 1).tolist()
     model.train()
     return [visible(start + tok.decode([i for i in row if i != tok.eot])) for row in rows]
