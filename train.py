@@ -497,9 +497,10 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
         found = int(found[0]), -float(found[1])
     return fast, compiled, *found
 
-def schedule(step, seconds):
-    """The step that a run has come to, for the schedule: by steps or by the time budget, whichever is further."""
-    return max(step + 1, max_iters * seconds / (60 * max_minutes) if max_minutes else 0)
+def schedule(step, seconds, began):
+    """Where a run is in its schedule: at its next step, or after warm-up where the clock is, whichever is further."""
+    gone = (seconds - began) / max(60 * max_minutes - began, 1) if max_minutes and step >= warmup_iters else 0
+    return max(step + 1, gone * (lr_decay_iters or max_iters))
 
 def is_complete(step, state):
     return step >= max_iters or 0 < 60 * max_minutes <= state['seconds']
@@ -642,12 +643,11 @@ def main():
         return dict(run=run, step=step, val_loss=loss, val_bpb=bpb)
 
     # training
-    stop, heard = StopSignal(), None
-    seconds = state['seconds']
+    stop, heard, seconds = StopSignal(), None, state['seconds']
     flops, peak = model.flops_per_token(T), peak_flops(place) * world_size
     t, t_step = time.perf_counter(), step
     while not is_complete(step, dict(seconds=seconds)):
-        lr = get_lr(schedule(step, seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
+        lr = get_lr(schedule(step, seconds, state.get('began', seconds)), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
         starts = window_starts(step * batch_size, batch_size, len(train_data), T, seed)
         starts = starts[rank * micro * grad_accum:][:micro * grad_accum]        # this process's share
         loss = torch.zeros((), device=place)
@@ -658,16 +658,17 @@ def main():
             part = fast(x, y)[1] / (grad_accum * world_size)
             (part * optimizer.loss_scale if type_ == 'float16' else part).backward()
             loss += part.detach()
-        signum, seconds = stop.signal, state['seconds'] + time.perf_counter() - clock['saved']
+        now = [stop.signal, state['seconds'] + time.perf_counter() - clock['saved']]
         if world_size > 1:
             # with the gradients go the loss, and what all must agree on, which is read one step later: no step waits for it
             optimizer.extra[0] = loss
-            optimizer.extra[1:] = torch.tensor([signum, seconds / world_size])
+            optimizer.extra[1:] = torch.tensor(now) / world_size
             dist.all_reduce(optimizer.g)
             loss = optimizer.extra[0].clone()
-            signum, seconds = heard() if heard else (0, state['seconds'])
-            signum = signum and (stop.signal or signal.SIGTERM)
-            heard = read_later(optimizer.extra[1:], place)
+            now, heard = heard() if heard else [0, seconds], read_later(optimizer.extra[1:], place)
+        signum, seconds = now[0] and (stop.signal or signal.SIGTERM), now[1]
+        if seconds:
+            state.setdefault('began', seconds)      # on the clock of max_minutes
         norm = optimizer.step(lr, grad_clip)
         step += 1
 
