@@ -1101,9 +1101,14 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype, compiled):
     optimizer = train_module.FlatAdamW(model)
     if compiled:
         optimizer.compile()
+    torch.manual_seed(0)
     step = lambda bad: (optimizer.g.normal_(), optimizer.g[5:6].fill_(bad), optimizer.step(0.1, 1.0))
+    scale, beta1 = float(optimizer.loss_scale), optimizer.betas[0]
     step(1.0)
-    scale, before = float(optimizer.loss_scale), [x.clone() for x in (optimizer.p, optimizer.m, optimizer.v, optimizer.t)]
+    torch.manual_seed(0)
+    norm = float(torch.randn(len(optimizer.g)).norm()) / scale
+    assert float(optimizer.m.norm()) == pytest.approx((1 - beta1) * min(norm, 1.0), rel=1e-2)
+    before = [x.clone() for x in (optimizer.p, optimizer.m, optimizer.v, optimizer.t)]
     for bad in (math.nan, math.inf, -math.inf):
         step(bad)
         assert all(map(torch.equal, before, (optimizer.p, optimizer.m, optimizer.v, optimizer.t))) and not optimizer.g.any()
