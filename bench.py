@@ -36,7 +36,7 @@ import sample
 import tokenizer as bpe
 import train
 from configurator import UserError, configure, default_workers, launch, parallel_map
-from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
+from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, synchronize
 
 # -----------------------------------------------------------------------------
 what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys)
@@ -80,25 +80,31 @@ class RandomTokens:
         x = torch.randint(self.vocab_size, (len(starts), T + 1)).to(place)
         return x[:, :-1], x[:, 1:]
 
-def measure_step(fast, optimizer, batch, grad_accum, place, world_size, sync=True, n=0):
-    """Median of the seconds of n (0: `steps`) optimizer steps, every one synchronised with the device."""
-    times = []
-    for i in range(warmup_steps + (n or steps)):
-        synchronize(place)
-        t = time.perf_counter()
+def make_step(fast, optimizer, batch, grad_accum, world_size=1, sync=True):
+    """A function that does one optimizer step of train.py, always on the same batch."""
+    def step():
         for _ in range(grad_accum):
             (fast(*batch)[1] * (optimizer.loss_scale / (grad_accum * world_size))).backward()
         if world_size > 1 and sync:
             dist.all_reduce(optimizer.g)
         optimizer.step(train.learning_rate, train.grad_clip)
+    return step
+
+def measure(function, place):
+    """Median of the seconds that a function takes, `steps` times after a warm-up, waiting for the device each time."""
+    times = []
+    for _ in range(warmup_steps + steps):
+        synchronize(place)
+        t = time.perf_counter()
+        function()
         synchronize(place)
         times.append(time.perf_counter() - t)
     return median(times[warmup_steps:])
 
 def print_profile(step, place):
     """Where the time of a step goes: the ten operators or kernels that take the most."""
-    from torch.profiler import ProfilerActivity, profile
-    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * place.startswith('cuda')) as found:
+    from torch.profiler import ProfilerActivity
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * place.startswith('cuda')) as found:
         step()
         synchronize(place)
     spent = lambda e: e.self_device_time_total if place.startswith('cuda') else e.self_cpu_time_total
@@ -107,19 +113,13 @@ def print_profile(step, place):
     for e in rows[:10]:
         print(f'profile | {100 * spent(e) / total:5.1f}% | {spent(e) / 1e3:8.2f} ms | {e.count:5} calls | {e.key[:70]}')
 
-def print_scaling(fast, optimizer, batch, grad_accum, place, world_size, seconds, say):
-    """What the processes lose to each other."""
-    alone, times = measure_step(fast, optimizer, batch, grad_accum, place, world_size, sync=False), []
-    for _ in range(10):
-        synchronize(place)
-        t = time.perf_counter()
-        dist.all_reduce(optimizer.g)
-        synchronize(place)
-        times.append(time.perf_counter() - t)
+def print_scaling(alone, optimizer, place, world_size, seconds, say):
+    """What the processes lose to each other. alone: a step that does not talk; seconds: of one that does."""
+    alone, talk = measure(alone, place), measure(lambda: dist.all_reduce(optimizer.g), place)
     size = optimizer.g.numel() * 4
     say(f'scaling | {100 * alone / seconds:.1f}% of {world_size} processes that do not talk; all-reduce of {size / 1e6:.1f} MB: '
-        f'{1e3 * median(times):.2f} ms, {100 * median(times) / seconds:.1f}% of the step, '
-        f'{2 * (world_size - 1) / world_size * size / median(times) / 1e9:.1f} GB/s on the bus')
+        f'{1e3 * talk:.2f} ms, {100 * talk / seconds:.1f}% of the step, '
+        f'{2 * (world_size - 1) / world_size * size / talk / 1e9:.1f} GB/s on the bus')
 
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
@@ -310,6 +310,15 @@ def main():
         print(dumps(dict(what=what, **(result or {}))))
     return result
 
+def machine(local_rank=0, world_size=1, say=print):
+    """-> device, dtype, whether to compile and why, for all that is not a run of train.py"""
+    place, why_place = choose_device(train.device, local_rank)
+    type_, why_type = choose_dtype(train.dtype, place)
+    compiled, why = choose_compile(True if train.compile == 'auto' else train.compile, place)
+    train.connect(place, world_size)
+    say(f'device  | {place} ({why_place})\ndtype   | {type_} ({why_type})')
+    return place, type_, compiled, why
+
 def build(place, type_):
     """The model that the knobs describe, on a device."""
     torch.manual_seed(train.seed)
@@ -333,14 +342,10 @@ def bandwidth(place):
 
 def bench_sample():
     """Tokens per second of generation, and the share of what reading the weights and the cache once per token allows."""
-    place, why_place = choose_device(train.device)
-    type_, why_type = choose_dtype(train.dtype, place)
-    compiled, why = choose_compile(True if train.compile == 'auto' else train.compile, place)
-    set_up(place)
+    place, type_, compiled, why = machine()
     model = build(place, type_).to(getattr(torch, type_)).eval()
     step, c, size = sample.compile_step(model, place) if compiled else model, model.config, model.wte.weight.element_size()
-    print(f'device  | {place} ({why_place})\ndtype   | {type_} ({why_type}); compile {compiled} ({why})')
-    print(f'model   | {model.num_params():,} parameters, context {c.block_size}')
+    print(f'compile | {compiled} ({why})\nmodel   | {model.num_params():,} parameters, context {c.block_size}')
     n = min(new_tokens, c.block_size - 1)
     def generate():
         synchronize(place)
@@ -362,12 +367,7 @@ def bench_check():
     Whether this device computes what it should: loss, gradient norm before and after clipping, and the weights after one
     step of the optimizer, against the plain forms in float64 on the CPU.
     """
-    place, why_place = choose_device(train.device)
-    type_, _ = choose_dtype(train.dtype, place)
-    compiled, _ = choose_compile(True if train.compile == 'auto' else train.compile, place)
-    set_up(place)
-    print(f'device  | {place} ({why_place})')
-    failed = 0
+    (place, type_, compiled, _), failed = machine(), 0
     for name, fields in dict(llama=dict(qk_norm=True), gpt2=GPT2).items():
         torch.manual_seed(1)
         true = GPT(GPTConfig(vocab_size=2000, n_layer=2, n_head=4, n_embd=128, block_size=64, attention='naive', **fields)).double()
@@ -410,22 +410,18 @@ def bench_check():
 
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine, one after the other."""
-    place, why_place = choose_device(train.device)
-    type_, why_type = choose_dtype(train.dtype, place)
-    compiled, why = choose_compile(True if train.compile == 'auto' else train.compile, place)
-    set_up(place)
-    cuda, now, before, first = place.startswith('cuda'), dict(dtype='float32', attention='naive', pad_to=1, flat=False, compile=False), None, None
-    print(f'device  | {place} ({why_place})')
+    place, type_, compiled, why = machine()
+    now, before, first = dict(dtype='float32', attention='naive', pad_to=1, flat=False, compile=False, tf32=False), None, None
     for name, change, missing in (
-            ('float32, written out', {}, ''), ('TF32', dict(tf32=True), '' if cuda else 'not on this device'),
-            (type_, dict(dtype=type_), '' if type_ != 'float32' else why_type), ('compile', dict(compile=True), '' if compiled else why),
+            ('float32, written out', {}, ''), ('TF32', dict(tf32=True), '' if place.startswith('cuda') else 'not on this device'),
+            (type_, dict(dtype=type_), '' if type_ != 'float32' else 'as before'), ('compile', dict(compile=True), '' if compiled else why),
             ('flash attention', dict(attention='flash'), ''), ('vocabulary padded', dict(pad_to=64), ''),
             ('flat optimizer', dict(flat=True), '')):
         if missing:
             print(f'ladder  | {name:22} | {missing}')
             continue
         now = {**now, **change}
-        torch.set_float32_matmul_precision('high' if now.get('tf32') else 'highest')
+        torch.set_float32_matmul_precision('high' if now['tf32'] else 'highest')
         GPT.pad_to, config['attention'] = now['pad_to'], now['attention']
         model = build(place, now['dtype'])
         if now['flat']:
@@ -437,8 +433,8 @@ def bench_ladder():
         T, micro = model.config.block_size, train.micro_batch_size or train.batch_size
         fast = torch.compile(model, dynamic=False) if now['compile'] else model
         try:
-            seconds = measure_step(fast, optimizer, RandomTokens(model.config.vocab_size).batch(range(micro), T, place),
-                                   train.batch_size // micro, place, 1)
+            batch = RandomTokens(model.config.vocab_size).batch(range(micro), T, place)
+            seconds = measure(make_step(fast, optimizer, batch, train.batch_size // micro), place)
         except torch.OutOfMemoryError:
             print(f'ladder  | {name:22} | does not fit into the memory with --micro_batch_size={micro}')
             continue
@@ -463,23 +459,19 @@ def bench_train():
     train.check_knobs()
     rank, local_rank, world_size = train.setup_ranks()
     train.check_batch(world_size)
-    place, why_place = choose_device(train.device, local_rank)
-    type_, why_type = choose_dtype(train.dtype, place)
-    train.connect(place, world_size)
     say = print if rank == 0 else lambda *args: None
+    place, type_, _, _ = machine(local_rank, world_size, say)       # train.find_speed decides about compiling
     model = build(place, type_)
     optimizer, T = train.FlatAdamW(model, (train.beta1, train.beta2), train.adam_eps, train.weight_decay), model.config.block_size
-    say(f'device  | {place} ({why_place})' + (f', {world_size} processes' if world_size > 1 else ''))
-    say(f'dtype   | {type_} ({why_type})')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, '
         f'{model.flops_per_token():.3g} FLOPs per token')
     data = RandomTokens(model.config.vocab_size)
     fast, compiled, micro, _ = train.find_speed(model, optimizer, data, T, place, world_size, train.max_iters, {}, say)
     tokens, grad_accum = train.batch_size * T, train.batch_size // world_size // micro
-    say(f'batch   | {train.batch_size} x {T} = {tokens:,} tokens, {grad_accum} micro-batches of {micro}')
+    say(f'batch   | {train.batch_size} x {T} = {tokens:,} tokens, {world_size} x {grad_accum} micro-batches of {micro}')
 
     batch = data.batch(range(micro), T, place)
-    seconds = measure_step(fast, optimizer, batch, grad_accum, place, world_size)
+    seconds = measure(make_step(fast, optimizer, batch, grad_accum, world_size), place)
     achieved = tokens / seconds * model.flops_per_token()
     peak, label = peak_flops(place) * world_size, 'MFU, of the published dense bf16 peak'
     if not peak:
@@ -489,9 +481,9 @@ def bench_train():
     say(f'compute | {achieved / 1e12:.3g} TFLOP/s, {100 * achieved / peak:.1f}% {label} ({peak / 1e12:.3g} TFLOP/s)')
     say(f'memory  | {memory / 1e9:.2f} GB {whose} at most')
     if world_size > 1:
-        print_scaling(fast, optimizer, batch, grad_accum, place, world_size, seconds, say)
-    if config['profile'] and rank == 0:
-        print_profile(lambda: measure_step(fast, optimizer, batch, grad_accum, place, 1, n=1), place)
+        print_scaling(make_step(fast, optimizer, batch, grad_accum, world_size, sync=False), optimizer, place, world_size, seconds, say)
+    if profile and rank == 0:
+        print_profile(make_step(fast, optimizer, batch, grad_accum), place)
     train.leave(world_size)
     return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak)
 

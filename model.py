@@ -102,6 +102,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     if mask is not None:
         att = att.masked_fill(~mask, float('-inf'))
+    # softmax above, whose gradient takes a detour by way of the maximum
     return F.dropout(F.softmax(upcast(att), -1).to(v.dtype), dropout) @ v
 
 def rope_angles(positions, hs, theta, device=None):
@@ -134,15 +135,20 @@ class Linear(nn.Module):
     def forward(self, x):
         rows = x.numel() // x.size(-1)
         if rows <= 16 and x.device.type == 'cpu' and not torch.is_grad_enabled() and (rows == 1 or x.dtype == torch.bfloat16):
-            # a token at a time is bound by reading the weights: in bfloat16 1.2 (one row) to 1.6 times as fast as F.linear,
-            # compiled in float32 as fast as the memory, where some libraries are not
-            w, x2 = self.weight.to(x.dtype), x.reshape(rows, -1)
-            y = (w @ x2.t()).t() if rows > 1 else torch.mv(w, x2[0]) \
-                if w.dtype == torch.bfloat16 or not torch.compiler.is_compiling() else (w * x2).sum(-1)
-            y = y.reshape(*x.shape[:-1], -1)
+            # a token at a time is bound by reading the weights
+            y = self.few_rows(x.reshape(rows, -1)).reshape(*x.shape[:-1], -1)
             return y if self.bias is None else y + self.bias.to(x.dtype)
         # F.linear is x @ weight.T + bias in one call
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+    def few_rows(self, x):
+        """x @ weight.T on a CPU: in bfloat16 1.2 (one row) to 1.6 times as fast as F.linear."""
+        w = self.weight.to(x.dtype)
+        if len(x) > 1:
+            return (w @ x.t()).t()
+        if torch.compiler.is_compiling() and w.dtype == torch.float32:      # some libraries read slower than the memory can
+            return (w * x).sum(-1)
+        return torch.mv(w, x[0])
 
 class Embedding(nn.Module):
     def __init__(self, n, d, std=1.0):
@@ -207,16 +213,13 @@ class Attention(nn.Module):
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)        # angles (T, hs/2), or (B, 1, T, hs/2)
         mask = None
-        if past is not None:
-            k, v, mask = self.remember(k, v, *past)                      # (B, nkv, S, hs): all that came before too
+        if past is not None:        # put the new keys and values where they belong, and look at all
+            all_k, all_v, positions, mask = past                         # (B, nkv, S, hs) twice, (B, T), (B, 1, T, S)
+            rows = torch.arange(B, device=x.device)[:, None]
+            all_k[rows, :, positions], all_v[rows, :, positions] = k.transpose(1, 2), v.transpose(1, 2)
+            k, v = all_k, all_v
         y = self.attend(q, k, v, mask).transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
-
-    def remember(self, k, v, all_k, all_v, positions, mask):
-        """Puts the keys and values of new positions (B, T) where they belong in those of all, (B, nkv, S, hs)."""
-        rows = torch.arange(len(k), device=k.device)[:, None]
-        all_k[rows, :, positions], all_v[rows, :, positions] = k.transpose(1, 2), v.transpose(1, 2)
-        return all_k, all_v, mask
 
     def attend(self, q, k, v, mask=None):
         """mask (B, 1, T, S): where queries may look; None: at themselves and before."""
@@ -350,9 +353,8 @@ class GPT(nn.Module):
         for i, block in enumerate(self.h):
             x = block(x, angles, None if cache is None else (cache.k[i], cache.v[i], positions, mask))
         if cache is not None:
-            new = T if lengths is None else lengths
             x = x[:, -1:] if lengths is None else x[torch.arange(B, device=x.device), lengths - 1][:, None]
-            cache.lengths += new
+            cache.lengths += T if lengths is None else lengths
         logits = upcast(self.lm_head(self.ln_f(x)))
         if logits.size(-1) > config.vocab_size:
             logits = logits[..., :config.vocab_size]
@@ -398,7 +400,10 @@ def choose_device(device, local_rank=0):
     if local_rank >= count:
         raise UserError(f'this machine has {count} GPUs that torch can use: start as many processes, or try --device=cpu')
     place = device if ':' in device else f'cuda:{local_rank}'
-    return place, torch.cuda.get_device_name(place)
+    try:
+        return place, torch.cuda.get_device_name(place)
+    except (RuntimeError, AssertionError, ValueError):
+        raise UserError(f'device = {device!r}: this machine has {count} GPUs, from cuda:0 on')
 
 def choose_dtype(dtype, place):
     """'auto' -> bfloat16 where the hardware has it, float16 on GPUs that only have that, else float32."""

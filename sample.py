@@ -29,7 +29,7 @@ top_p = 1.0             # only the likeliest tokens that together have this prob
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of the weights and all that is computed
-compile = 'auto'        # True, False, or auto: where it pays
+compile = False         # faster tokens, after half a minute of compiling: for long texts
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # so that standard output is the text alone
 
@@ -104,8 +104,8 @@ def compile_step(model, place):
     """The model, compiled for one token at a time; on a GPU with its launches recorded, and played back as one."""
     from torch._inductor import decomposition
     # the compiler's own product of a matrix and a vector runs at half the speed of torch.mv in bfloat16
-    getattr(decomposition, 'decompositions', {}).pop(torch.ops.aten.mv.default, None)
-    getattr(decomposition, 'decompositions', {}).pop(torch.ops.aten.addmv.default, None)
+    for op in (torch.ops.aten.mv.default, torch.ops.aten.addmv.default):
+        getattr(decomposition, 'decompositions', {}).pop(op, None)
     return torch.compile(model, dynamic=False, mode='reduce-overhead' if place.startswith('cuda') else None)
 
 class TextStream:
@@ -174,9 +174,9 @@ def main():
     ids = tok.encode(read_prompt(start)) or ([stop] if stop is not None else [0])
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
-    compiled, _ = choose_compile(compile, place, max_new_tokens * model.num_params() * model.wte.weight.element_size() / 1e10)
+    compiled, why = choose_compile(compile, place)
     step = compile_step(model, place) if compiled else model
-    print(f'{folder} | {model.num_params():,} parameters | {place}, {type_}' + ', compiled' * compiled, file=sys.stderr)
+    print(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled} ({why})', file=sys.stderr)
 
     prompt, stream, texts = tok.decode(ids if start else []), TextStream(tok), [[] for _ in range(num_samples)]
     print(visible(prompt), end='', flush=True)

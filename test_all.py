@@ -1363,6 +1363,11 @@ def test_the_device_is_what_there_is(cuda, mps, want, monkeypatch):
     if cuda:
         with pytest.raises(UserError, match='has 2 GPUs'):
             model_module.choose_device('auto', local_rank=2)
+        def no_such(place):
+            raise AssertionError('Invalid device id')
+        monkeypatch.setattr(torch.cuda, 'get_device_name', no_such)
+        with pytest.raises(UserError, match='from cuda:0 on'):
+            model_module.choose_device('cuda:7')
 
 @pytest.mark.parametrize('place, faked, want', [
     ('cuda:0', dict(gpu=True), 'bfloat16'), ('cuda:0', dict(gpu=False, capability=7), 'float16'),
@@ -1413,6 +1418,26 @@ def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     module.main()
     assert configurator.read_json(model_module.checkpoints('a')[-1] / 'training.json')['auto'] == auto
 
+@pytest.mark.parametrize('args, seconds', [(('--max_iters=10',), 10), (('--max_iters=2000', '--max_minutes=0.5'), 30),
+                                           (('--max_iters=10', '--eval_only'), 0)])
+def test_compiling_is_decided_by_the_time_that_will_be_spent_in_steps(args, seconds):
+    write_corpus()
+    module, asked = script('train', *SMALL, '--out_dir=a', *args), []
+    module.estimate = lambda model, batch, place: len(batch[0]) / 8
+    def choose(compile, place, seconds):
+        asked.append(seconds)
+        raise UserError('enough')
+    module.choose_compile = choose
+    with pytest.raises(UserError, match='enough'):
+        module.main()
+    assert asked == pytest.approx([seconds])
+
+def test_a_dtype_that_is_none_is_found_before_any_data_are_prepared():
+    write_corpus()
+    with pytest.raises(UserError, match="dtype = 'float8'"):
+        script('train', *SMALL, '--dtype=float8').main()
+    assert not os.path.exists('data')
+
 def test_a_micro_batch_that_does_not_fit_is_halved_and_one_that_was_asked_for_is_an_error(monkeypatch):
     write_corpus()
     def estimate(model, batch, place):
@@ -1429,7 +1454,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_one_that_was_asked_for_is
     with pytest.raises(UserError, match='try --micro_batch_size=3, which trains the same'):
         module.main()
 
-def test_a_time_budget_takes_the_schedule_to_its_end(monkeypatch):
+def test_a_time_budget_takes_the_schedule_to_its_end(monkeypatch, capsys):
     write_corpus()
     module = script('train', *SMALL, '--max_iters=1000000', '--max_minutes=1', '--warmup_iters=100', '--out_dir=a')
     now = itertools.count(step=0.05)            # every look at the clock is 50 ms later
@@ -1442,6 +1467,7 @@ def test_a_time_budget_takes_the_schedule_to_its_end(monkeypatch):
     assert rates[:top] == sorted(rates[:top]) and rates[top:] == sorted(rates[top:], reverse=True)
     again = script('train', 'a/config.py', '--init_from=resume').main()
     assert again['step'] == result['step']      # it is complete
+    assert '--max_minutes=2' in capsys.readouterr().out
 
 def test_float16_trains_with_a_scaled_loss():
     _, log, last = train_here('--max_iters=30', '--dtype=float16', '--learning_rate=1e-2')

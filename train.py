@@ -9,7 +9,7 @@ Trains a GPT, on whatever device is there.
 
 It prepares the data if they are not there, prints a line every log_interval steps (with the mfu on a known GPU)
 
-    step 1200 | loss 4.1138 | lr 3.4e-05 | norm 1.06 | 103.9 ms | 9860 tok/s
+    step 1200 | loss 4.1076 | lr 3.4e-05 | norm 1.05 | 39.6 ms | 26k tok/s
 
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
@@ -474,7 +474,13 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
                     raise UserError(f'micro_batch_size = {m} does not fit into the memory: try ' + (
                         f'--micro_batch_size={smaller}, which trains the same' if smaller else 'a smaller --block_size or model'))
             torch.cuda.empty_cache()        # out of the except, which holds what did not fit
-    found, fast = timed(model) if place == 'cpu' else (1, 0.0), model
+
+    def agree(m, seconds):      # the same for all processes
+        found = torch.tensor([m, -min(seconds, 60 * max_minutes or math.inf)], device=place)
+        if world_size > 1:
+            dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found[0]), -float(found[1])
+    found, fast = agree(*timed(model)) if place == 'cpu' else (1, 0.0), model
     compiled, why = choose_compile(auto.get('compile', compile) if compile == 'auto' else compile, place, found[1])
     if compiled:
         say(f'compile   | {compiled} ({why}){", some 20 s the first time" if place == "cpu" else ""}')
@@ -488,22 +494,17 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
             compiled, why, fast = False, f'it failed: {str(e).splitlines()[0]}', model
     if not compiled:
         say(f'compile   | {compiled} ({why})')
-        if place != 'cpu':
-            found = timed(model)
+        found = found if place == 'cpu' else timed(model)
     optimizer.g.zero_()
-    if world_size > 1:      # the same for all
-        found = torch.tensor([found[0], -found[1]], device=place)
-        dist.all_reduce(found, dist.ReduceOp.MIN)
-        found = int(found[0]), -float(found[1])
-    return fast, compiled, *found
+    return fast, compiled, *agree(*found)
 
 def schedule(step, seconds, began):
     """Where a run is in its schedule: at its next step, or after warm-up where the clock is, whichever is further."""
     gone = (seconds - began) / max(60 * max_minutes - began, 1) if max_minutes and step >= warmup_iters else 0
     return max(step + 1, gone * (lr_decay_iters or max_iters))
 
-def is_complete(step, state):
-    return step >= max_iters or 0 < 60 * max_minutes <= state['seconds']
+def is_complete(step, seconds):
+    return step >= max_iters or 0 < 60 * max_minutes <= seconds
 
 def read_later(numbers, place):
     """-> a function that gives a few numbers of the device, and waits for nothing if they have long been computed."""
@@ -516,14 +517,15 @@ def says(loss, bpb):
     """says(1.2345, 0.987) -> 'validation loss 1.2345 | 0.987 bits per byte'"""
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
-def print_ending(run, folder, data, loss, bpb, meta, seconds):
+def print_ending(run, folder, step, data, loss, bpb, meta, seconds):
     others = ' (gzip -9 needs {gzip_bpb:.2f}, xz -9 {xz_bpb:.2f} for the same text)'
     print(f'\n{says(loss, bpb)} over the whole split' + (others.format(**meta['val']) if bpb else ''))
     print(f'data            {data}')
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {folder}')
     print(f'sample from it  python sample.py --out_dir={run}')
-    print(f'train further   python train.py {run}/config.py --init_from=resume --max_iters={2 * max_iters}')
+    print(f'train further   python train.py {run}/config.py --init_from=resume ' +
+          (f'--max_iters={2 * max_iters}' if step >= max_iters else f'--max_minutes={2 * max_minutes:g}'))
 
 # -----------------------------------------------------------------------------
 
@@ -536,6 +538,7 @@ def main():
     fields = {k: config[k] for k in GPTConfig.__dataclass_fields__ if k in config and k != 'vocab_size'}
     GPTConfig(**fields)
     place, why_place = choose_device(device, local_rank)
+    type_, why_type = choose_dtype(dtype, place)
     check_batch(world_size)
     run = choose_out_dir()
 
@@ -573,13 +576,11 @@ def main():
         model.to(place)
     except (RuntimeError, AssertionError) as e:
         raise UserError(f'device {place!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
-    step, state = 0, dict(val=[], seconds=0.0, data=data_hash(meta), auto={})
-    if resumed:
-        state = read_json(resumed / 'training.json')
-        step = state['step']
+    state = read_json(resumed / 'training.json') if resumed else \
+        dict(step=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), auto={})
+    step = state['step']
     # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
     auto = state['auto'] if state['auto'].get('device') == place.split(':')[0] else {}
-    type_, why_type = choose_dtype(dtype, place)
     if dtype == 'auto' and auto:
         type_, why_type = auto['dtype'], 'as before'
     model.compute_dtype = getattr(torch, type_)
@@ -597,16 +598,16 @@ def main():
     say(f'model     | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     say(f'data use  | {max_iters:,} steps, {max_iters * per_step:,} tokens, '
         f'{max_iters * per_step / len(train_data):.2f} epochs of {len(train_data):,} tokens')
-    if is_complete(step, state) and not eval_only and state['val'][-1:] and state['val'][-1][0] == step:
-        say(f'{run} is complete: {step} of {max_iters} steps are done; train further with a larger --max_iters')
+    if is_complete(step, state['seconds']) and not eval_only and state['val'][-1:] and state['val'][-1][0] == step:
+        say(f'{run} is complete at step {step}; train further with a larger --max_iters or --max_minutes')
         leave(world_size)
         return dict(run=run, step=step)
-    fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, max_iters - step, auto, say)
+    fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, 0 if eval_only else max_iters - step, auto, say)
     grad_accum = batch_size // world_size // micro
     state['auto'] = dict(device=place.split(':')[0], dtype=type_, compile=compiled, micro_batch_size=micro)
     say(f'batch     | {batch_size} sequences, {per_step:,} tokens per step (processes x micro-batches x sequences: '
         f'{world_size} x {grad_accum} x {micro})')
-    say(f'time      | about {duration(min([seconds] + [60 * max_minutes] * bool(max_minutes)))} here' +
+    say(f'time      | about {duration(seconds)} here' +
         (f'; smaller: {smaller_config()}' if seconds > 12 * 3600 and not place.startswith('cuda') else ''))
 
     # files
@@ -646,8 +647,8 @@ def main():
     stop, heard, seconds = StopSignal(), None, state['seconds']
     flops, peak = model.flops_per_token(T), peak_flops(place) * world_size
     t, t_step = time.perf_counter(), step
-    while not is_complete(step, dict(seconds=seconds)):
-        lr = get_lr(schedule(step, seconds, state.get('began', seconds)), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
+    while not is_complete(step, seconds):
+        lr = get_lr(schedule(step, seconds, state['began'] or seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
         starts = window_starts(step * batch_size, batch_size, len(train_data), T, seed)
         starts = starts[rank * micro * grad_accum:][:micro * grad_accum]        # this process's share
         loss = torch.zeros((), device=place)
@@ -658,17 +659,16 @@ def main():
             part = fast(x, y)[1] / (grad_accum * world_size)
             (part * optimizer.loss_scale if type_ == 'float16' else part).backward()
             loss += part.detach()
-        now = [stop.signal, state['seconds'] + time.perf_counter() - clock['saved']]
+        signum, seconds = stop.signal, state['seconds'] + time.perf_counter() - clock['saved']
         if world_size > 1:
             # with the gradients go the loss, and what all must agree on, which is read one step later: no step waits for it
             optimizer.extra[0] = loss
-            optimizer.extra[1:] = torch.tensor(now) / world_size
+            optimizer.extra[1:] = torch.tensor([signum, seconds]) / world_size
             dist.all_reduce(optimizer.g)
             loss = optimizer.extra[0].clone()
-            now, heard = heard() if heard else [0, seconds], read_later(optimizer.extra[1:], place)
-        signum, seconds = now[0] and (stop.signal or signal.SIGTERM), now[1]
-        if seconds:
-            state.setdefault('began', seconds)      # on the clock of max_minutes
+            (signum, seconds), heard = heard() if heard else (0, state['seconds']), read_later(optimizer.extra[1:], place)
+            signum = signum and (stop.signal or signal.SIGTERM)
+        state['began'] = state['began'] or seconds      # on the clock of max_minutes
         norm = optimizer.step(lr, grad_clip)
         step += 1
 
@@ -705,7 +705,7 @@ def main():
     if writing:
         for text in peek(model, tok, place, 4, 3 * sample_tokens) if sample_tokens and tok else ():
             say('-' * 40 + '\n' + text)
-        print_ending(run, saved, data, loss, bpb, meta, time.perf_counter() - started)
+        print_ending(run, saved, step, data, loss, bpb, meta, time.perf_counter() - started)
         wandb_run.attempt(lambda wandb: wandb.finish())
     leave(world_size)
     return dict(run=run, step=step, val_loss=loss, val_bpb=bpb)
