@@ -1277,7 +1277,7 @@ def test_old_checkpoints_go_and_the_best_stays():
 def test_a_complete_run_says_so_and_a_taken_folder_is_refused(capsys):
     train_here('--max_iters=3', '--out_dir=a')
     train_here('--max_iters=3', '--out_dir=a', '--init_from=resume')
-    assert 'is complete: 3 of 3' in capsys.readouterr().out
+    assert 'is complete at step 3' in capsys.readouterr().out
     with pytest.raises(UserError, match='already holds a run'):
         train_here('--max_iters=3', '--out_dir=a')
     with pytest.raises(UserError, match='no checkpoint'):
