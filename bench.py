@@ -10,9 +10,10 @@ How fast things are on this machine, and how close to the limit.
     python bench.py --what=tokenizer --dataset=my_text.txt       # beside the packages that are installed: rustbpe,
                                                                  # tokenizers, tiktoken, riptoken
 
-It takes the knobs of train.py, trains on random tokens, and prints milliseconds, tokens/s, MFU and peak memory. MFU is
-achieved over peak dense bf16 FLOP/s, counting 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention per
-token (no discount for the causal mask). Where the peak is not known it is the rate of the largest matmul measured here.
+It takes the knobs of train.py, trains on random tokens, and prints milliseconds, tokens/s, MFU and peak memory, and how
+long two well-known runs would take. MFU is achieved over peak dense bf16 FLOP/s, counting 6 FLOPs per weight of a matmul
+and 12 n_layer n_embd T for attention per token (no discount for the causal mask). Where the peak is not known it is the
+rate of the largest matmul measured here.
 """
 import importlib.metadata
 import importlib.util
@@ -35,7 +36,7 @@ import prepare
 import sample
 import tokenizer as bpe
 import train
-from configurator import UserError, configure, default_workers, launch, parallel_map
+from configurator import UserError, configure, default_workers, launch, parallel_map, run_file
 from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, synchronize
 
 # -----------------------------------------------------------------------------
@@ -48,8 +49,12 @@ warmup_steps = 5        # steps before them
 profile = False         # also say where the time of a step goes
 json = False            # end with a line for machines
 # -----------------------------------------------------------------------------
+defaults = dict(train.config)
 config = configure(globals(), vars(train))
 train.config.update({k: config[k] for k in train.config})
+
+# what people ask about: config files, whose runs `python bench.py` estimates
+RUNS = [Path(__file__).with_name('config') / name for name in ('train_tinystories.py', 'train_gpt2.py')]
 
 def matmul_flops(place, dtype):
     """The largest rate of a square matmul on this device, in FLOP/s."""
@@ -319,12 +324,15 @@ def machine(local_rank=0, world_size=1, say=print):
     say(f'device  | {place} ({why_place})\ndtype   | {type_} ({why_type})')
     return place, type_, compiled, why
 
-def build(place, type_):
-    """The model that the knobs describe, on a device."""
+def build(place, type_, knobs=config):
+    """The model that the knobs describe, on a device, with the vocabulary of the data, or about that if they are not here."""
     torch.manual_seed(train.seed)
-    fields = {k: config[k] for k in GPTConfig.__dataclass_fields__ if k in config}
-    if train.tokenizer == 'gpt2':
-        fields['vocab_size'] = 50257
+    fields = {k: knobs[k] for k in GPTConfig.__dataclass_fields__ if k in knobs}
+    if knobs['tokenizer'] not in prepare.TOKENIZERS and not os.path.isfile(knobs['tokenizer']):
+        raise UserError(f'there is no tokenizer {knobs["tokenizer"]!r}: give one of {", ".join(prepare.TOKENIZERS)}')
+    folder = prepare.data_folder(knobs['dataset'], knobs['tokenizer'], knobs['vocab_size'])
+    fields['vocab_size'] = prepare.read_meta(folder)['vocab_size'] if (folder / 'meta.json').exists() else \
+        dict(gpt2=50257, byte=257, char=100).get(knobs['tokenizer'], knobs['vocab_size'])
     model = GPT(GPTConfig(**fields)).to(place)
     model.compute_dtype = getattr(torch, type_)
     return model
@@ -411,12 +419,14 @@ def bench_check():
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine, one after the other."""
     place, type_, compiled, why = machine()
-    now, before, first = dict(dtype='float32', attention='naive', pad_to=1, flat=False, compile=False, tf32=False), None, None
+    cuda, before, first = place.startswith('cuda'), None, None
+    now = dict(dtype='float32', attention='naive', pad_to=1, flat=False, compile=False, tf32=False, capture=False)
     for name, change, missing in (
-            ('float32, written out', {}, ''), ('TF32', dict(tf32=True), '' if place.startswith('cuda') else 'not on this device'),
+            ('float32, written out', {}, ''), ('TF32', dict(tf32=True), '' if cuda else 'not on this device'),
             (type_, dict(dtype=type_), '' if type_ != 'float32' else 'as before'), ('compile', dict(compile=True), '' if compiled else why),
             ('flash attention', dict(attention='flash'), ''), ('vocabulary padded', dict(pad_to=64), ''),
-            ('flat optimizer', dict(flat=True), '')):
+            ('flat optimizer', dict(flat=True), ''),
+            ('captured step', dict(capture=True), '' if cuda and compiled else why if cuda else 'not on this device')):
         if missing:
             print(f'ladder  | {name:22} | {missing}')
             continue
@@ -434,7 +444,8 @@ def bench_ladder():
         fast = torch.compile(model, dynamic=False) if now['compile'] else model
         try:
             batch = RandomTokens(model.config.vocab_size).batch(range(micro), T, place)
-            seconds = measure(make_step(fast, optimizer, batch, train.batch_size // micro), place)
+            step = make_step(fast, optimizer, batch, train.batch_size // micro)
+            seconds = measure(capture(step) if now['capture'] else step, place)
         except torch.OutOfMemoryError:
             print(f'ladder  | {name:22} | does not fit into the memory with --micro_batch_size={micro}')
             continue
@@ -442,6 +453,18 @@ def bench_ladder():
         print(f'ladder  | {name:22} | {1e3 * seconds:8.1f} ms | {train.batch_size * T / seconds:10,.0f} tokens/s | '
               f'{before / seconds:.2f} times the row before, {first / seconds:.2f} times the first', flush=True)
         before = seconds
+
+def capture(step):
+    """A step recorded as one CUDA graph, which plays all its launches back at once."""
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):       # compiles and warms up
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 class PlainOptimizer:
     """Clipping and AdamW tensor by tensor, with the interface of FlatAdamW."""
@@ -454,6 +477,28 @@ class PlainOptimizer:
         train.clip_grad_norm(self.params, max_norm)
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
+
+def print_runs(place, type_, compiled, world_size, say):
+    """
+    How long well-known runs would take here, by a forward and backward pass of a part of their batch; evaluation and the
+    optimizer, which come once in many such parts, are left out. On a CPU it is not compiled, since that would take longer
+    than all else here. -> {name: minutes}
+    """
+    minutes = {}
+    for path in RUNS:
+        knobs = {**defaults, **run_file(path, defaults, defaults)}
+        T, tokens = knobs['block_size'], knobs['max_iters'] * knobs['batch_size'] * knobs['block_size']
+        try:
+            model = build(place, type_, knobs)
+            batch = RandomTokens(model.config.vocab_size).batch(range((16384 if place.startswith('cuda') else 1024) // T or 1), T, place)
+            fast = torch.compile(model, dynamic=False) if compiled and place != 'cpu' else model
+            seconds = train.estimate(fast, batch, place) / batch[0].numel() * tokens / world_size
+        except torch.OutOfMemoryError:
+            say(f'here    | {path.stem}: does not fit into the memory')
+            continue
+        say(f'here    | {path.stem}, {model.num_params() / 1e6:.0f}M parameters on {tokens / 1e9:.2g}B tokens: about {train.duration(seconds)}')
+        minutes[path.stem] = seconds / 60
+    return minutes
 
 def bench_train():
     train.check_knobs()
@@ -484,8 +529,10 @@ def bench_train():
         print_scaling(make_step(fast, optimizer, batch, grad_accum, world_size, sync=False), optimizer, place, world_size, seconds, say)
     if profile and rank == 0:
         print_profile(make_step(fast, optimizer, batch, grad_accum), place)
+    del model, optimizer, fast, batch
+    minutes = print_runs(place, type_, compiled, world_size, say)
     train.leave(world_size)
-    return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak)
+    return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak, minutes=minutes)
 
 if __name__ == '__main__':
     launch(main)

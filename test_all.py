@@ -902,18 +902,38 @@ def test_the_cache_changes_nothing(name):
     for end, logits in zip((5, 6, 7, 11, 16), got):
         close(logits[:, 0], want[:, end - 1], 2e-5)
 
-def test_flash_attention_equals_the_naive_form_forward_and_backward():
-    for settings in ({}, dict(n_kv_head=2)):
-        flash, naive = GPT(tiny(**settings)), GPT(tiny(attention='naive', **settings))
-        for p in flash.parameters():
-            p.data += 0.1 * torch.randn_like(p)
-        naive.load_state_dict(flash.state_dict())
-        idx = torch.randint(0, 50, (3, 17))
-        losses = [m(idx[:, :-1], idx[:, 1:])[1] for m in (flash, naive)]
-        [loss.backward() for loss in losses]
-        close(*losses, 2e-6)
-        for a, b in zip(flash.parameters(), naive.parameters()):
-            close(a.grad, b.grad, 2e-6)
+@pytest.mark.parametrize('dtype, tol', [(torch.float32, 2e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize('settings', [{}, dict(n_kv_head=2), dict(qk_norm=True, n_kv_head=1)])
+def test_flash_attention_equals_the_naive_form_forward_and_backward(settings, dtype, tol):
+    flash, naive = (GPT(tiny(attention=a, **settings)).to(dtype) for a in ('flash', 'naive'))
+    for p in flash.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    naive.load_state_dict(flash.state_dict())
+    flash.compute_dtype = naive.compute_dtype = dtype
+    idx = torch.randint(0, 50, (3, 17))
+    logits, losses = zip(*(m(idx[:, :-1], idx[:, 1:]) for m in (flash, naive)))
+    [loss.backward() for loss in losses]
+    assert losses[0].dtype == dtype
+    close(*logits, tol * 10), close(*losses, tol)
+    for a, b in zip(flash.parameters(), naive.parameters()):
+        close(a.grad, b.grad, tol)
+
+@pytest.mark.skipif(not shutil.which('g++'), reason='no C++ compiler')
+@pytest.mark.parametrize('dtype, tol', [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
+def test_compiled_training_has_the_loss_and_the_gradients_of_the_plain_one_in_float64(dtype, tol):
+    settings = dict(qk_norm=True, n_kv_head=2, n_embd=64)
+    model, true = GPT(tiny(**settings)), GPT(tiny(attention='naive', **settings)).double()
+    for p in model.parameters():
+        p.data += 0.02 * torch.randn_like(p)
+    true.load_state_dict(model.state_dict())
+    model.compute_dtype, true.compute_dtype = dtype, torch.float64
+    idx = torch.randint(0, 50, (3, 17))
+    got, want = torch.compile(model, dynamic=False)(idx[:, :-1], idx[:, 1:])[1], true(idx[:, :-1], idx[:, 1:])[1]
+    got.backward(), want.backward()
+    close(got.double(), want, tol)
+    for (name, p), q in zip(model.named_parameters(), true.parameters()):
+        error = (p.grad - q.grad).norm() / q.grad.norm()
+        assert error < 2 * tol, f'{name}: {error}'
 
 @pytest.mark.parametrize('name', ['llama', 'tied', 'gpt2', 'qwen3', 'padded'])
 def test_the_loss_starts_at_the_log_of_the_vocabulary(name):
@@ -1616,11 +1636,26 @@ def test_samples_come_from_the_newest_run_and_repeat(capsys):
 # bench.py
 
 def test_bench_measures_a_step_and_counts_its_flops(capsys):
-    result = script('bench', '--steps=3', '--warmup_steps=1', '--n_embd=64', '--n_layer=2', '--device=cpu').main()
+    bench = script('bench', '--steps=3', '--warmup_steps=1', '--n_embd=64', '--n_layer=2', '--device=cpu')
+    Path('tiny.py').write_text("tokenizer = 'char'\nn_embd = 32\nmax_iters = 10 ** 6\n")
+    bench.RUNS = [Path('tiny.py')]
+    result = bench.main()
     out = capsys.readouterr().out
     assert result['ms'] > 0 and 0 < result['share_of_peak'] < 1.5 and 'of the largest matmul rate measured here' in out
-    train = script('bench').train
+    train = bench.train
     assert result['tokens_per_second'] == pytest.approx(train.batch_size * train.block_size / result['ms'] * 1e3, rel=1e-3)
+    # a run as others know it: its own model and steps, not those of this command line
+    assert 'here    | tiny, 0M parameters on 1B tokens: about ' in out and 1 < result['minutes']['tiny'] < 10 ** 5
+
+def test_bench_knows_the_vocabulary_of_the_data(capsys):
+    write_corpus()
+    assert script('bench', '--dataset=corpus.txt', '--tokenizer=byte').build('cpu', 'float32').config.vocab_size == 257
+    assert script('bench', '--dataset=corpus.txt', '--vocab_size=300').build('cpu', 'float32').config.vocab_size == 300
+    script('prepare', '--dataset=corpus.txt', '--tokenizer=char').main()
+    found = json.loads(Path('data/corpus-char/meta.json').read_text())['vocab_size']
+    assert script('bench', '--dataset=corpus.txt', '--tokenizer=char').build('cpu', 'float32').config.vocab_size == found != 100
+    with pytest.raises(UserError, match='no tokenizer'):
+        script('bench', '--tokenizer=gone.json').build('cpu', 'float32')
 
 def test_bench_says_whether_a_device_computes_what_it_should(capsys, monkeypatch):
     bench = script('bench', '--what=check', '--compile=False', '--device=cpu')
@@ -1642,10 +1677,13 @@ def test_bench_measures_sampling_and_the_ladder(capsys):
     bench.main()
     out = capsys.readouterr().out
     assert 'compile                | as asked' in out and 'TF32                   | not on this device' in out
+    assert 'captured step          | not on this device' in out
     assert out.count('tokens/s') >= 4 and GPT.pad_to == 64
 
 def test_bench_says_where_the_time_goes(capsys):
-    script('bench', '--steps=2', '--warmup_steps=1', '--n_embd=32', '--n_layer=1', '--device=cpu', '--profile').main()
+    bench = script('bench', '--steps=2', '--warmup_steps=1', '--n_embd=32', '--n_layer=1', '--device=cpu', '--profile')
+    bench.RUNS = []
+    bench.main()
     shares = [float(line.split('|')[1].strip(' %')) for line in capsys.readouterr().out.splitlines() if line.startswith('profile |')]
     assert len(shares) == 10 and shares == sorted(shares, reverse=True) and 0 < sum(shares) <= 100.1
 
