@@ -355,6 +355,8 @@ def bench_sample():
     step, c, size = sample.compile_step(model, place) if compiled else model, model.config, model.wte.weight.element_size()
     print(f'compile | {compiled} ({why})\nmodel   | {model.num_params():,} parameters, context {c.block_size}')
     n = min(new_tokens, c.block_size - 1)
+    if not n:
+        raise UserError('a context of one token leaves none to generate: give a larger --block_size')
     def generate():
         synchronize(place)
         t = time.perf_counter()
@@ -418,6 +420,8 @@ def bench_check():
 
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine, one after the other."""
+    train.check_knobs()
+    train.check_batch(1)
     place, type_, compiled, why = machine()
     cuda, before, first = place.startswith('cuda'), None, None
     now = dict(dtype='float32', attention='naive', pad_to=1, flat=False, compile=False, tf32=False, capture=False)
@@ -507,7 +511,8 @@ def bench_train():
     say = print if rank == 0 else lambda *args: None
     place, type_, _, _ = machine(local_rank, world_size, say)       # train.find_speed decides about compiling
     model = build(place, type_)
-    optimizer, T = train.FlatAdamW(model, (train.beta1, train.beta2), train.adam_eps, train.weight_decay), model.config.block_size
+    optimizer = train.FlatAdamW(model, (train.beta1, train.beta2), train.adam_eps, train.weight_decay, muon=train.muon)
+    T = model.config.block_size
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, '
         f'{model.flops_per_token():.3g} FLOPs per token')
     data = RandomTokens(model.config.vocab_size)
@@ -515,6 +520,8 @@ def bench_train():
     tokens, grad_accum = train.batch_size * T, train.batch_size // world_size // micro
     say(f'batch   | {train.batch_size} x {T} = {tokens:,} tokens, {world_size} x {grad_accum} micro-batches of {micro}')
 
+    if place.startswith('cuda'):
+        torch.cuda.reset_peak_memory_stats()        # the search for a micro-batch filled all of it
     batch = data.batch(range(micro), T, place)
     seconds = measure(make_step(fast, optimizer, batch, grad_accum, world_size), place)
     achieved = tokens / seconds * model.flops_per_token()

@@ -16,6 +16,7 @@ import http.client
 import io
 import json
 import lzma
+import math
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ import urllib.request
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -442,6 +444,22 @@ class Shards:
         x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
         return x[:, :-1], x[:, 1:]
 
+# a batch is a pure function of (seed, step)
+@lru_cache(maxsize=2)
+def epoch_order(seed, epoch, n_tokens, T):
+    """
+    The start positions of an epoch: every non-overlapping window of T tokens once, in an order, and shifted by an
+    offset, that depend on (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
+    """
+    n = (n_tokens - T) // T
+    words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
+    return np.argsort(words[1:], kind='stable') * T + int(words[0] % T)
+
+def window_starts(first, count, n_tokens, T, seed):
+    """Start positions of windows number first, first + 1, ... of an endless sequence of epochs."""
+    n = (n_tokens - T) // T
+    return [int(epoch_order(seed, i // n, n_tokens, T)[i % n]) for i in range(first, first + count)]
+
 def read_meta(folder):
     """meta.json of a data folder; what stands for it with nanoGPT's pair of train.bin and val.bin, which has none."""
     if (folder / 'meta.json').exists():
@@ -458,6 +476,16 @@ def data_hash(meta):
     """Eight hex digits that stand for the tokens of both splits."""
     shas = [s.get('sha256', '') for split in ('train', 'val') for s in meta[split]['shards']]
     return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
+
+def bits_per_byte(loss, meta):
+    """
+    Nats per token -> bits per byte of the validation text, in which a word that the vocabulary lacks costs its bytes.
+    None where the bytes are not known, which is so without a meta.json.
+    """
+    val = meta['val']
+    if 'bytes' not in val:
+        return None
+    return (loss * val['tokens'] / math.log(2) + 8 * val['unknown_bytes']) / val['bytes']
 
 def gpt2_tokenizer():
     """GPT-2's own vocabulary, from the files of its release (downloaded once)."""

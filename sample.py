@@ -52,7 +52,7 @@ def filter_logits(logits, temperature, top_k=0, top_p=1.0):
 def draw(probs, ids, u):
     """One id (B,) for each row of probabilities, by its number u (B,) from 0 to 1."""
     edges = probs.cumsum(-1)
-    i = torch.searchsorted(edges, (u * (1 - 1e-6))[:, None] * edges[:, -1:], right=True)
+    i = torch.searchsorted(edges, (u * (1 - 1e-6))[:, None] * edges[:, -1:], right=True).clamp(max=edges.size(-1) - 1)
     return (i if ids is None else ids.gather(-1, i))[:, 0]
 
 @torch.no_grad()

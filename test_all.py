@@ -790,7 +790,7 @@ def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     Path('c.txt').write_text('aa bb ' * 900 + 'zzz é ' * 100)
     _, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=word', '--vocab_size=5', '--val_fraction=0.1')
     assert [*tok.vocab.values()][:-2] == [b' ', b'aa', b'bb'] and meta['val']['unknown_bytes'] == 100 * 5      # zzz and é
-    bpb = train_module.bits_per_byte(1.5, meta)
+    bpb = prepare_module.bits_per_byte(1.5, meta)
     assert bpb == pytest.approx((1.5 / math.log(2) * len(ids['val']) + 8 * 500) / meta['val']['bytes'])
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -1111,23 +1111,68 @@ def test_the_optimizer_of_training_is_adamw_with_clipping_and_decay_of_matrices_
         close(p.detach(), q.detach(), 1e-6)
     assert {n: x.shape for n, x in a.views(a.m).items()} == {n: p.shape for n, p in fast.named_parameters()} | a.shapes
 
+def test_orthogonalize_keeps_the_singular_vectors_and_brings_the_values_near_1():
+    for a, b in ((40, 24), (24, 40), (32, 32)):
+        x = torch.randn(3, a, b)
+        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        got = u.mT @ train_module.orthogonalize(x) @ vh.mT
+        values = got.diagonal(dim1=1, dim2=2)
+        close(got, torch.diag_embed(values), 1e-4)
+        assert 0.6 < float(values[s / s.amax(1, keepdim=True) > 0.05].min()) and float(values.max()) < 1.25
+    assert train_module.orthogonalize(torch.zeros(1, 4, 4)).isfinite().all()
+
+@pytest.mark.parametrize('compiled', [False, True])
+def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(compiled):
+    if compiled and not shutil.which('g++'):
+        pytest.skip('no C++ compiler')
+    fast, plain = GPT(tiny(n_kv_head=2, d_ff=48)), GPT(tiny(n_kv_head=2, d_ff=48))
+    plain.load_state_dict(fast.state_dict())
+    a = train_module.FlatAdamW(fast, (0.9, 0.95), weight_decay=0.1, muon=True)
+    others = {name: p for name, p in plain.named_parameters() if not name.startswith('h.') or p.dim() < 2}
+    b = torch.optim.AdamW([dict(params=[p], weight_decay=0.1 * (p.dim() >= 2)) for p in others.values()], lr=0.01, betas=(0.9, 0.95))
+    if compiled:
+        a.compile()
+    momentum = {}
+    for _ in range(5):
+        for p, q in zip(fast.parameters(), plain.parameters()):
+            q.grad = torch.randn_like(q) * 0.1
+            p.grad.add_(q.grad)
+        a.step(0.01, 0.5)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        b.step()
+        for name, p in plain.named_parameters():        # Muon as it is written in its papers, matrix by matrix
+            if name not in others:
+                m = momentum[name] = 0.95 * momentum.get(name, 0) + 0.05 * p.grad
+                for w, d in zip(*(x.split((32, 16, 16) if 'c_attn' in name else len(x)) for x in (p.data, 0.95 * m + 0.05 * p.grad))):
+                    x = d / d.norm()
+                    for _ in range(5):
+                        s = x @ x.T if len(x) <= x.size(1) else x.T @ x
+                        s = -4.7750 * s + 2.0315 * s @ s
+                        x = 3.4445 * x + (s @ x if len(x) <= x.size(1) else x @ s)
+                    w.mul_(1 - 0.01 * 0.1).sub_(0.01 * 0.2 * math.sqrt(max(w.shape)) * x)
+        assert not a.g.any()
+    for (name, p), q in zip(fast.named_parameters(), plain.parameters()):
+        close(p.detach(), q.detach(), 1e-5)
+    assert a.views(a.v).keys() == others.keys() and a.views(a.m).keys() == dict(plain.named_parameters()).keys()
+
+@pytest.mark.parametrize('muon', [False, True])
 @pytest.mark.parametrize('compiled', [False, True])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
-def test_a_gradient_that_is_not_finite_changes_nothing(dtype, compiled):
+def test_a_gradient_that_is_not_finite_changes_nothing(dtype, compiled, muon):
     if compiled and not shutil.which('g++'):
         pytest.skip('no C++ compiler')
     model = GPT(tiny())
     model.compute_dtype = dtype
-    optimizer = train_module.FlatAdamW(model)
+    optimizer = train_module.FlatAdamW(model, muon=muon)
     if compiled:
         optimizer.compile()
     torch.manual_seed(0)
-    step = lambda bad: (optimizer.g.normal_(), optimizer.g[5:6].fill_(bad), optimizer.step(0.1, 1.0))
+    step = lambda bad: ([g.normal_() for g in optimizer.views(optimizer.g).values()], optimizer.g[5:6].fill_(bad), optimizer.step(0.1, 1.0))
     scale, beta1 = float(optimizer.loss_scale), optimizer.betas[0]
     step(1.0)
     torch.manual_seed(0)
-    norm = float(torch.randn(len(optimizer.g)).norm()) / scale
-    assert float(optimizer.m.norm()) == pytest.approx((1 - beta1) * min(norm, 1.0), rel=1e-2)
+    norm = math.sqrt(sum(float(torch.randn(shape).norm()) ** 2 for shape in optimizer.shapes.values())) / scale
+    assert muon or float(optimizer.m.norm()) == pytest.approx((1 - beta1) * min(norm, 1.0), rel=1e-2)
     before = [x.clone() for x in (optimizer.p, optimizer.m, optimizer.v, optimizer.t)]
     for bad in (math.nan, math.inf, -math.inf):
         step(bad)
@@ -1169,14 +1214,14 @@ def test_the_schedule_warms_up_decays_as_a_cosine_and_stays():
 def test_every_window_comes_once_per_epoch_in_another_order_each_time():
     n_tokens, T = 1003, 10
     n = (n_tokens - T) // T
-    epochs = [train_module.window_starts(e * n, n, n_tokens, T, seed=3) for e in range(3)]
+    epochs = [prepare_module.window_starts(e * n, n, n_tokens, T, seed=3) for e in range(3)]
     for starts in epochs:
         assert len({s // T for s in starts}) == n and len({s % T for s in starts}) == 1
         assert min(starts) >= 0 and max(starts) + T + 1 <= n_tokens
-    assert len({tuple(s) for s in epochs}) == 3 and epochs[0] != train_module.window_starts(0, n, n_tokens, T, seed=4)
-    together = train_module.window_starts(0, 3 * n, n_tokens, T, seed=3)        # however it is asked for
+    assert len({tuple(s) for s in epochs}) == 3 and epochs[0] != prepare_module.window_starts(0, n, n_tokens, T, seed=4)
+    together = prepare_module.window_starts(0, 3 * n, n_tokens, T, seed=3)        # however it is asked for
     assert together == sum(epochs, [])
-    assert train_module.epoch_order(1, 0, 100, 8)[:5].tolist() == [23, 39, 15, 71, 55]      # the same on every machine
+    assert prepare_module.epoch_order(1, 0, 100, 8)[:5].tolist() == [23, 39, 15, 71, 55]      # the same on every machine
 
 def test_targets_are_the_next_tokens():
     write_corpus()
@@ -1236,7 +1281,7 @@ def test_a_run_leaves_what_was_promised():
         'training.json', 'training.safetensors', 'manifest.json'}
     assert train_here('--max_iters=2')[0]['run'] == Path('out/corpus-2')
 
-@pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
+@pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--muon', '--bias', '--beta2=0'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
     _, straight, a = train_here('--max_iters=20', '--eval_interval=100', '--out_dir=a', *extra)
     train_here('--max_iters=20', '--eval_interval=7', '--out_dir=b', *extra)
@@ -1256,7 +1301,7 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
     model = GPT(GPTConfig(vocab_size=300, n_layer=2, n_head=2, n_embd=32, block_size=16, tie_weights=True, qk_norm=True))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0, foreach=False)
     for step, entry in enumerate(e for e in log if 'loss' in e):
-        starts = train_module.window_starts(8 * step, 8, len(data), 16, seed=5)
+        starts = prepare_module.window_starts(8 * step, 8, len(data), 16, seed=5)
         rows = torch.tensor(np.stack([data.read(s, 17) for s in starts]).astype(np.int64))
         logits, _ = model(rows[:, :-1])
         loss = F.cross_entropy(logits.reshape(-1, 300), rows[:, 1:].reshape(-1))
@@ -1302,8 +1347,9 @@ def test_a_complete_run_says_so_and_a_taken_folder_is_refused(capsys):
         train_here('--max_iters=3', '--out_dir=a')
     with pytest.raises(UserError, match='no checkpoint'):
         train_here('--max_iters=3', '--out_dir=nothing', '--init_from=resume')
-    with pytest.raises(UserError, match='n_embd'):
-        train_here('--max_iters=9', '--out_dir=a', '--init_from=resume', '--n_embd=64')
+    for knob, names in ('--n_embd=64', 'n_embd'), ('--muon', 'muon = False, not True'):
+        with pytest.raises(UserError, match=names):
+            train_here('--max_iters=9', '--out_dir=a', '--init_from=resume', knob)
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_taken(capsys):
     _, straight, a = train_here('--max_iters=9', '--eval_interval=3', '--out_dir=a')
@@ -1474,6 +1520,10 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_one_that_was_asked_for_is
     with pytest.raises(UserError, match='try --micro_batch_size=3, which trains the same'):
         module.main()
 
+def test_a_time_budget_leaves_the_warm_up_alone():
+    schedule = script('train', '--max_minutes=1', '--max_iters=1000', '--warmup_iters=100').schedule
+    assert schedule(5, 59, 0) == 6 and schedule(100, 30, 0) == 500 and schedule(100, 30, 20) == 250 and schedule(700, 30, 0) == 701
+
 def test_a_time_budget_takes_the_schedule_to_its_end(monkeypatch, capsys):
     write_corpus()
     module = script('train', *SMALL, '--max_iters=1000000', '--max_minutes=1', '--warmup_iters=100', '--out_dir=a')
@@ -1496,6 +1546,29 @@ def test_float16_trains_with_a_scaled_loss():
     assert losses(log)[:3] == pytest.approx(losses(full)[:3], rel=3e-3)
     state = configurator.read_json(last / 'training.json')
     assert state['loss_scale'] >= 1024 and state['updates'] + math.log2(65536 / state['loss_scale']) == 30
+
+@pytest.mark.parametrize('before, after', [('float16', 'float32'), ('float32', 'float16')])
+def test_a_run_may_go_on_in_another_dtype(before, after):
+    _, straight, _ = train_here('--max_iters=30')
+    train_here('--max_iters=15', '--lr_decay_iters=30', f'--dtype={before}', '--out_dir=b')
+    _, log, last = train_here('--max_iters=30', f'--dtype={after}', '--out_dir=b', '--init_from=resume')
+    assert losses(log) == pytest.approx(losses(straight), rel=3e-3)
+    assert (configurator.read_json(last / 'training.json')['loss_scale'] > 1) == (after == 'float16')
+
+def test_an_interrupt_in_the_last_evaluation_waits_for_the_checkpoint(monkeypatch):
+    write_corpus()
+    module, before = script('train', *SMALL, '--max_iters=3', '--out_dir=a'), signal.getsignal(signal.SIGINT)
+    evaluate = module.evaluate
+    module.evaluate = lambda *args: (os.kill(os.getpid(), signal.SIGINT), evaluate(*args))[1]
+    module.main()
+    assert [p.name for p in model_module.checkpoints('a')] == ['step_00000003'] and signal.getsignal(signal.SIGINT) == before
+
+def test_processes_that_found_different_checkpoints_do_not_train_together(monkeypatch):
+    module, model = script('train', *SMALL), GPT(tiny())
+    optimizer, data = module.FlatAdamW(model), script('bench').RandomTokens(50)
+    monkeypatch.setattr(module.dist, 'all_reduce', lambda found, op: found[2].sub_(7))      # another one is 7 steps behind
+    with pytest.raises(UserError, match='found different checkpoints'):
+        module.find_speed(model, optimizer, data, 16, 'cpu', 2, 10, {}, print)
 
 def test_without_fork_a_new_python_does_the_work():
     write_corpus()
@@ -1596,6 +1669,7 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say():
     close(torch.bincount(ids, minlength=6) / 10_000, probs[0], 1e-4)
     assert sample_module.draw(probs, None, torch.tensor([1 - 2 ** -24])) == 4       # the largest that torch.rand gives
     assert sample_module.draw(probs, None, torch.tensor([0.0])) == 1
+    assert sample_module.draw(probs * math.nan, None, torch.tensor([0.5])) < 6
     assert sample_module.draw(probs[:, 3:], torch.tensor([[7, 8, 9]]), torch.tensor([0.5])) == 8
 
 def test_a_full_context_goes_on_with_its_last_half():
@@ -1679,6 +1753,9 @@ def test_bench_measures_sampling_and_the_ladder(capsys):
     assert 'compile                | as asked' in out and 'TF32                   | not on this device' in out
     assert 'captured step          | not on this device' in out
     assert out.count('tokens/s') >= 4 and GPT.pad_to == 64
+    for wrong in ('--what=ladder', '--micro_batch_size=4'), ('--what=ladder', '--batch_size=0'), ('--what=sample', '--block_size=1'):
+        with pytest.raises(UserError):
+            script('bench', *small, *wrong).main()
 
 def test_bench_says_where_the_time_goes(capsys):
     bench = script('bench', '--steps=2', '--warmup_steps=1', '--n_embd=32', '--n_layer=1', '--device=cpu', '--profile')

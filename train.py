@@ -33,8 +33,9 @@ import torch.distributed as dist
 
 from configurator import UserError, as_file, configure, launch, read_json
 from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
-                   peak_flops, save_checkpoint, set_up, synchronize)
-from prepare import DATASETS, GPT2_MODELS, Shards, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta
+                   peak_flops, save_checkpoint, set_up, synchronize, upcast)
+from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta,
+                     window_starts)
 from sample import generate, visible
 from tokenizer import load_tokenizer
 
@@ -87,6 +88,7 @@ beta1 = 0.9
 beta2 = 0.99
 adam_eps = 1e-8
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
+muon = False            # Muon for the matrices of the blocks, AdamW for the others, all with the same knobs
 # the machine
 device = 'auto'         # auto, cpu, cuda, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of activations and matmuls; weights are float32
@@ -100,24 +102,6 @@ config = configure(globals())
 
 class Diverged(Exception):
     """The loss or the gradient is no longer finite."""
-
-# -----------------------------------------------------------------------------
-# data: a batch is a pure function of (seed, step)
-
-@functools.lru_cache(maxsize=2)
-def epoch_order(seed, epoch, n_tokens, T):
-    """
-    The start positions of an epoch: every non-overlapping window of T tokens once, in an order, and shifted by an
-    offset, that depend on (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
-    """
-    n = (n_tokens - T) // T
-    words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
-    return np.argsort(words[1:], kind='stable') * T + int(words[0] % T)
-
-def window_starts(first, count, n_tokens, T, seed):
-    """Start positions of windows number first, first + 1, ... of an endless sequence of epochs."""
-    n = (n_tokens - T) // T
-    return [int(epoch_order(seed, i // n, n_tokens, T)[i % n]) for i in range(first, first + count)]
 
 def find_data():
     """The data folder, prepared if it is missing, with the tokenizer of the model that is trained further."""
@@ -148,10 +132,7 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torch.enable_grad()(closure)() if closure else None
         for group in self.param_groups:
             beta1, beta2 = group['betas']
             for p in group['params']:
@@ -165,41 +146,65 @@ class AdamW(torch.optim.Optimizer):
                       1 - group['lr'] * group['weight_decay'], beta1, beta2, group['eps'])
         return loss
 
+def orthogonalize(x):
+    """
+    x (n, a, b) -> n matrices with the same singular vectors, whose singular values are near 1 (0.7 to 1.2): five steps of
+    the Newton-Schulz iteration of Muon (kellerjordan.github.io/posts/muon).
+    """
+    if x.size(1) > x.size(2):
+        return orthogonalize(x.mT).mT
+    x = x / (upcast(x).norm(dim=(1, 2), keepdim=True) + 1e-7).to(x.dtype)
+    for _ in range(5):
+        s = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x
+
 class FlatAdamW:
     """
     AdamW with clipping for all parameters of a model at once. Weights p, gradients g and moments m, v are one tensor
     each, of which those of the model become views: two passes over memory clip, update and set the gradients to zero,
-    and one message sums them over processes. The matrices, which alone have weight decay, come first.
+    and one message sums them over processes. Matrices have weight decay. With muon those of the blocks, which come last
+    and have no v, take Muon's step.
 
     A gradient that is not finite changes nothing from that step on (alive is 0), and nobody waits to know it. With
     float16 it halves loss_scale instead, by which the loss is multiplied and which doubles every 2,000 steps
     (arXiv:1710.03740, section 3.2). The `extra` last numbers of g are the caller's: they are summed with it.
     """
 
-    def __init__(self, model, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, extra=0):
-        params = sorted(model.named_parameters(), key=lambda item: item[1].dim() < 2)
-        self.shapes = {name: p.shape for name, p in params}
+    def __init__(self, model, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, extra=0, muon=False):
+        hidden = lambda name, p: muon and p.dim() >= 2 and name.startswith('h.')
+        params = sorted(model.named_parameters(), key=lambda item: (hidden(*item), item[1].dim() < 2))
+        self.shapes, place = {name: p.shape for name, p in params}, params[0][1].device
         sizes = [-(-p.numel() // 64) * 64 for _, p in params]       # each begins where vectors of the hardware may
-        n, matrices = -(-sum(sizes) // 4096) * 4096, sum(size for size, (_, p) in zip(sizes, params) if p.dim() >= 2)
-        place = params[0][1].device
-        self.p, self.g, self.m, self.v = (torch.zeros(n + extra * (x == 'g'), device=place) for x in 'pgmv')
-        self.sizes, self.extra, self.betas, self.eps, self.weight_decays = sizes, self.g[n:], betas, eps, (weight_decay, 0.0)
-        for (_, p), w, g in zip(params, self.views(self.p).values(), self.views(self.g).values()):
-            w.copy_(p.data)
-            p.data, p.grad = w, g
-        self.parts = [[x[s] for x in (self.p, self.g, self.m, self.v)] for s in (slice(matrices), slice(matrices, n))]
+        self.starts, n = [0, *itertools.accumulate(sizes)], -(-sum(sizes) // 4096) * 4096
+        matrices, rest = (sum(size for size, item in zip(sizes, params) if not hidden(*item) and item[1].dim() >= d) for d in (2, 0))
+        self.p, self.g, self.m, self.v = (torch.zeros(size, device=place) for size in (n, n + extra, n, rest))
+        self.extra, self.betas, self.eps, self.weight_decays = self.g[n:], betas, eps, (weight_decay, 0.0)
+        self.parts = [[x[s] for x in (self.p, self.g, self.m, self.v)] for s in (slice(matrices), slice(matrices, rest))]
+        self.hidden, self.dtype = {}, model.compute_dtype       # {shape: [(p, g, m), ...]} of the matrices that Muon updates
+        for (name, param), *views in zip(params, *(self.views(x).values() for x in (self.p, self.g, self.m))):
+            views[0].copy_(param.data)
+            param.data, param.grad = views[:2]
+            if hidden(name, param):     # queries, keys and values are matrices of their own
+                a, C = param.shape
+                for part in zip(*(x.split((C, (a - C) // 2, (a - C) // 2) if 'c_attn' in name else a) for x in views)):
+                    self.hidden.setdefault(part[0].shape, []).append(part)
         self.lr, self.t, self.alive = (torch.tensor(x, device=place) for x in (0.0, 0.0, True))
         self.scaled = model.compute_dtype == torch.float16
         self.loss_scale = torch.tensor(65536.0 if self.scaled else 1.0, device=place)
         self.update = self.update_in_pieces
 
+    @torch.no_grad()
     def compile(self):
-        self.update = torch.compile(self.update_where, dynamic=False)
+        self.update, self.update_hidden = (torch.compile(f, dynamic=False) for f in (self.update_where, self.update_hidden))
+        no, *x = self.lr > 1, *(self.lr + i for i in range(5))      # now, by a step that changes nothing
+        self.update(no, *x[:3], x[3:])
+        if self.hidden:
+            self.update_hidden(no, *x[:2])
 
     def views(self, flat):
         """{name: its part, in its shape} of p, g, m or v."""
-        parts = flat[:sum(self.sizes)].split(self.sizes)
-        return {name: x[:shape.numel()].view(shape) for (name, shape), x in zip(self.shapes.items(), parts)}
+        return {name: flat[i:i + shape.numel()].view(shape) for (name, shape), i in zip(self.shapes.items(), self.starts) if i < len(flat)}
 
     @torch.no_grad()
     def step(self, lr, max_norm=0.0):
@@ -214,10 +219,25 @@ class FlatAdamW:
             self.alive.logical_and_(self.loss_scale > 1e-3)
         else:
             self.alive.copy_(ok)
-        bias1, bias2 = (-torch.expm1(self.t * math.log(beta)) for beta in self.betas)     # 1 - beta^t
+        bias1, bias2 = (-torch.expm1(self.t * math.log(max(beta, 1e-30))) for beta in self.betas)     # 1 - beta^t
         lr = self.lr.fill_(lr)
+        if self.hidden:
+            self.update_hidden(ok, factor, lr)
         self.update(ok, factor, lr / bias1, bias2.sqrt(), [1 - lr * x for x in self.weight_decays])
         return norm
+
+    def update_hidden(self, ok, factor, lr):
+        """
+        Muon: momentum as Nesterov has it, its direction orthogonalized, and as large as AdamW's step usually is
+        (arXiv:2502.16982, equation 4), so that both share a learning rate and a weight decay.
+        """
+        for (a, b), parts in self.hidden.items():
+            p, g, m = (torch.stack(x) for x in zip(*parts))
+            m = m.lerp(g * factor, 0.05)
+            o = orthogonalize((g * factor).lerp(m, 0.95).to(self.dtype))
+            p = p * (1 - lr * self.weight_decays[0]) - lr * 0.2 * max(a, b) ** 0.5 * o
+            for new_p, new_m, (p, g, m) in zip(p, m, parts):
+                p.copy_(torch.where(ok, new_p, p)), m.copy_(torch.where(ok, new_m, m)), g.zero_()
 
     def update_where(self, ok, factor, rate, root, decays):
         """The whole update as one expression, which a compiler makes one pass over memory."""
@@ -232,7 +252,7 @@ class FlatAdamW:
         """The same without a compiler, in pieces that fit the cache of a CPU."""
         factor, rate, root, *decays = map(float, (factor, rate, root, *decays))
         for part, decay in zip(self.parts, decays) if ok else ():
-            for p, g, m, v in zip(*(x.split(1 << 16) for x in part)):
+            for p, g, m, v in zip(*(x.split(1 << 16 if x.device.type == 'cpu' else 1 << 24) for x in part)):
                 adamw(p, g.mul_(factor), m, v, rate, root, decay, *self.betas, self.eps)
         self.g.zero_()
 
@@ -245,9 +265,8 @@ def clip_grad_norm(params, max_norm):
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
     if max_norm > 0:
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for g in grads:
-            g.mul_(factor)
+            g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 def get_lr(it, max_lr, min_lr, warmup, cycle):
@@ -312,16 +331,6 @@ def evaluate(model, fast, shards, T, micro, max_tokens, place, rank=0, world_siz
     model.train()
     return float(total[0] / total[1])
 
-def bits_per_byte(loss, meta):
-    """
-    Nats per token -> bits per byte of the validation text, in which a word that the vocabulary lacks costs its bytes.
-    None where the bytes are not known, which is so without a meta.json.
-    """
-    val = meta['val']
-    if 'bytes' not in val:
-        return None
-    return (loss * val['tokens'] / math.log(2) + 8 * val['unknown_bytes']) / val['bytes']
-
 def peek(model, tok, place, texts=1, length=0):
     """Some texts from the model, for a person to look at."""
     model.eval()
@@ -346,8 +355,8 @@ def choose_out_dir():
         names = (name if i == 1 else f'{name}-{i}' for i in itertools.count(1))
         folder = next(Path('out') / n for n in names if not (Path('out') / n).exists())
     if not resuming and (folder / 'config.py').exists():
-        how = 'resume' if checkpoints(folder) else 'auto'
-        raise UserError(f'{folder} already holds a run: continue it with --init_from={how}, or give another --out_dir')
+        raise UserError(f'{folder} already holds a run: continue it with --init_from={"resume" if checkpoints(folder) else "auto"}, '
+                        f'or give another --out_dir')
     if init_from == 'resume' and not checkpoints(folder):
         raise UserError(f'there is no checkpoint in {folder} to resume; `ls out` shows the runs')
     return folder
@@ -402,9 +411,6 @@ class Wandb:
             except Exception as e:      # whatever it is, training is worth more
                 self.on = self.say(f'wandb failed and is off for this run: {type(e).__name__}: {e}')
 
-    def log(self, entry):
-        self.attempt(lambda wandb: wandb.log({k: v for k, v in entry.items() if k != 'step'}, step=entry['step']))
-
 def save(run, step, model, optimizer, eot, tok_path, state):
     """Writes step_<step>/ and drops old checkpoints, but never the best."""
     folder = run / f'step_{step:08d}'
@@ -425,7 +431,8 @@ def restore(folder, optimizer, state):
         for name, x in optimizer.views(getattr(optimizer, k)).items():
             x.copy_(tensors[f'{k}.{name}'])
     optimizer.t.fill_(state['updates'])
-    optimizer.loss_scale.fill_(state['loss_scale'])
+    if optimizer.scaled and state['loss_scale'] != 1:       # it was float16 before, too
+        optimizer.loss_scale.fill_(state['loss_scale'])
 
 # -----------------------------------------------------------------------------
 # what is said at the start and at the end
@@ -473,15 +480,17 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
                     smaller = next((x for x in range(m // 2, 0, -1) if share % x == 0), None)
                     raise UserError(f'micro_batch_size = {m} does not fit into the memory: try ' + (
                         f'--micro_batch_size={smaller}, which trains the same' if smaller else 'a smaller --block_size or model'))
-            torch.cuda.empty_cache()        # out of the except, which holds what did not fit
+            torch.cuda.empty_cache(), torch.compiler.reset()        # out of the except, which holds what did not fit
 
     def agree(m, seconds):      # the same for all processes
-        found = torch.tensor([m, -min(seconds, 60 * max_minutes or math.inf)], device=place)
+        found = torch.tensor([m, -min(seconds, 60 * max_minutes or math.inf), optimizer.t, -optimizer.t], device=place)
         if world_size > 1:
             dist.all_reduce(found, dist.ReduceOp.MIN)
+        if found[2] != -found[3]:
+            raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
         return int(found[0]), -float(found[1])
     found, fast = agree(*timed(model)) if place == 'cpu' else (1, 0.0), model
-    compiled, why = choose_compile(auto.get('compile', compile) if compile == 'auto' else compile, place, found[1])
+    compiled, why = choose_compile(auto.get('compile', compile) if compile == 'auto' and steps else compile, place, found[1])
     if compiled:
         say(f'compile   | {compiled} ({why}){", some 20 s the first time" if place == "cpu" else ""}')
         fast = torch.compile(model, dynamic=False)
@@ -514,15 +523,12 @@ def read_later(numbers, place):
     return lambda: (event and event.synchronize(), copy.tolist())[1]
 
 def says(loss, bpb):
-    """says(1.2345, 0.987) -> 'validation loss 1.2345 | 0.987 bits per byte'"""
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
 def print_ending(run, folder, step, data, loss, bpb, meta, seconds):
     others = ' (gzip -9 needs {gzip_bpb:.2f}, xz -9 {xz_bpb:.2f} for the same text)'
     print(f'\n{says(loss, bpb)} over the whole split' + (others.format(**meta['val']) if bpb else ''))
-    print(f'data            {data}')
-    print(f'time            {duration(seconds)}')
-    print(f'checkpoint      {folder}')
+    print(f'data            {data}\ntime            {duration(seconds)}\ncheckpoint      {folder}')
     print(f'sample from it  python sample.py --out_dir={run}')
     print(f'train further   python train.py {run}/config.py --init_from=resume ' +
           (f'--max_iters={2 * max_iters}' if step >= max_iters else f'--max_minutes={2 * max_minutes:g}'))
@@ -577,14 +583,14 @@ def main():
     except (RuntimeError, AssertionError) as e:
         raise UserError(f'device {place!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
     state = read_json(resumed / 'training.json') if resumed else \
-        dict(step=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), auto={})
+        dict(step=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), muon=muon, auto={})
     step = state['step']
     # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
     auto = state['auto'] if state['auto'].get('device') == place.split(':')[0] else {}
     if dtype == 'auto' and auto:
         type_, why_type = auto['dtype'], 'as before'
     model.compute_dtype = getattr(torch, type_)
-    optimizer = FlatAdamW(model, (beta1, beta2), adam_eps, weight_decay, extra=3)
+    optimizer = FlatAdamW(model, (beta1, beta2), adam_eps, weight_decay, extra=3, muon=muon)
     if resumed:
         restore(resumed, optimizer, state)
     model.train()
@@ -622,7 +628,7 @@ def main():
         if writing:
             with open(run / 'log.jsonl', 'a', encoding='utf-8') as f:
                 f.write(json.dumps(entry) + '\n')
-            wandb_run.log(entry)
+            wandb_run.attempt(lambda wandb: wandb.log({k: v for k, v in entry.items() if k != 'step'}, step=entry['step']))
 
     def evaluate_and_save(max_tokens):
         """-> (loss, bits per byte, checkpoint)"""
@@ -637,17 +643,11 @@ def main():
             draw_curves(run, say)
         return loss, bits_per_byte(loss, meta), saved
 
-    if eval_only:
-        loss, bpb, _ = evaluate_and_save(0)
-        say(says(loss, bpb))
-        leave(world_size)
-        return dict(run=run, step=step, val_loss=loss, val_bpb=bpb)
-
     # training
     stop, heard, seconds = StopSignal(), None, state['seconds']
     flops, peak = model.flops_per_token(T), peak_flops(place) * world_size
     t, t_step = time.perf_counter(), step
-    while not is_complete(step, seconds):
+    while not (eval_only or is_complete(step, seconds)):
         lr = get_lr(schedule(step, seconds, state['began'] or seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
         starts = window_starts(step * batch_size, batch_size, len(train_data), T, seed)
         starts = starts[rank * micro * grad_accum:][:micro * grad_accum]        # this process's share
@@ -663,7 +663,7 @@ def main():
         if world_size > 1:
             # with the gradients go the loss, and what all must agree on, which is read one step later: no step waits for it
             optimizer.extra[0] = loss
-            optimizer.extra[1:] = torch.tensor([signum, seconds]) / world_size
+            optimizer.extra[1].fill_(signum / world_size), optimizer.extra[2].fill_(seconds / world_size)
             dist.all_reduce(optimizer.g)
             loss = optimizer.extra[0].clone()
             (signum, seconds), heard = heard() if heard else (0, state['seconds']), read_later(optimizer.extra[1:], place)
@@ -700,8 +700,10 @@ def main():
             leave(world_size, 128 + signum)
             sys.exit(128 + signum)
 
-    stop.end()
     loss, bpb, saved = evaluate_and_save(0)
+    stop.end()
+    if eval_only:
+        say(says(loss, bpb))
     if writing:
         for text in peek(model, tok, place, 4, 3 * sample_tokens) if sample_tokens and tok else ():
             say('-' * 40 + '\n' + text)
@@ -732,10 +734,7 @@ def check_finite(step, loss, optimizer):
         raise Diverged(f'loss {float(loss)} at step {step}' + ('' if optimizer.alive else ', gradient not finite'))
 
 def leave(world_size, status=0):
-    """
-    The end of one process of several. It skips the end of the interpreter, which now and then one did not survive
-    ("terminate called without an active exception", SIGABRT): threads of torch may still want the interpreter then.
-    """
+    """The end of one process of several, without that of the interpreter, which threads of torch may still want (SIGABRT)."""
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -762,13 +761,12 @@ class StopSignal:
         self.signal = signum
 
 def check_knobs():
-    for name in ('max_iters', 'eval_interval', 'log_interval', 'block_size', 'keep_checkpoints'):
-        if config[name] < 1:
-            raise UserError(f'{name} = {config[name]}: give 1 or more')
-    for name in ('eval_tokens', 'micro_batch_size', 'warmup_iters', 'lr_decay_iters', 'weight_decay', 'grad_clip',
-                 'learning_rate', 'min_lr', 'sample_tokens', 'seed', 'max_minutes'):
-        if not config[name] >= 0:
-            raise UserError(f'{name} = {config[name]}: give 0 or more')
+    for least, names in ((1, 'max_iters eval_interval log_interval block_size keep_checkpoints'),
+                         (0, 'eval_tokens micro_batch_size warmup_iters lr_decay_iters weight_decay grad_clip learning_rate min_lr '
+                             'sample_tokens seed max_minutes')):
+        for name in names.split():
+            if not config[name] >= least:
+                raise UserError(f'{name} = {config[name]}: give {least} or more')
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise UserError(f'beta1 = {beta1} and beta2 = {beta2} must be from 0 to 1, such as 0.9 and 0.95')
     if compile not in (True, False, 'auto'):
@@ -786,10 +784,11 @@ def check_resumed(found, wanted, folder, data):
         differs = knob > v if k in ('block_size', 'vocab_size') else knob != v
         if differs and k not in ('attention', 'dropout'):
             raise UserError(f'{folder} has {k} = {v}, not {knob}: resume it with its own config.py')
-    before = read_json(folder / 'training.json').get('data')
-    if before != data:
-        raise UserError(f'{folder} was trained on other data ({before}, now {data}): resume it with the data it began '
-                        f'with, or start a new run with --init_from={folder}')
+    before = dict(dict(muon=False), **read_json(folder / 'training.json'))
+    for name, now in dict(data=data, muon=muon).items():
+        if before.get(name) != now:
+            raise UserError(f'{folder} was trained with {name} = {before.get(name)}, not {now}: resume it as it began, or '
+                            f'start a new run with --init_from={folder}')
 
 if __name__ == '__main__':
     try:
