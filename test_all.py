@@ -1281,7 +1281,7 @@ def test_a_run_leaves_what_was_promised():
         'training.json', 'training.safetensors', 'manifest.json'}
     assert train_here('--max_iters=2')[0]['run'] == Path('out/corpus-2')
 
-@pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--muon', '--bias', '--beta2=0'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
+@pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--muon=False', '--bias', '--beta2=0'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
     _, straight, a = train_here('--max_iters=20', '--eval_interval=100', '--out_dir=a', *extra)
     train_here('--max_iters=20', '--eval_interval=7', '--out_dir=b', *extra)
@@ -1295,7 +1295,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
     assert same_weights(a, model_module.checkpoints(resumed['run'])[-1])
 
 def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
-    _, log, last = train_here('--max_iters=6', '--seed=5', '--learning_rate=3e-3', '--weight_decay=0', '--grad_clip=0.5')
+    _, log, last = train_here('--max_iters=6', '--seed=5', '--muon=False', '--learning_rate=3e-3', '--weight_decay=0', '--grad_clip=0.5')
     data = prepare_module.Shards('data/corpus-bpe300', 'train', prepare_module.read_meta(Path('data/corpus-bpe300')))
     torch.manual_seed(5)
     model = GPT(GPTConfig(vocab_size=300, n_layer=2, n_head=2, n_embd=32, block_size=16, tie_weights=True, qk_norm=True))
@@ -1347,7 +1347,7 @@ def test_a_complete_run_says_so_and_a_taken_folder_is_refused(capsys):
         train_here('--max_iters=3', '--out_dir=a')
     with pytest.raises(UserError, match='no checkpoint'):
         train_here('--max_iters=3', '--out_dir=nothing', '--init_from=resume')
-    for knob, names in ('--n_embd=64', 'n_embd'), ('--muon', 'muon = False, not True'):
+    for knob, names in ('--n_embd=64', 'n_embd'), ('--muon=False', 'muon = True, not False'):
         with pytest.raises(UserError, match=names):
             train_here('--max_iters=9', '--out_dir=a', '--init_from=resume', knob)
 
@@ -1496,7 +1496,7 @@ def test_compiling_is_decided_by_the_time_that_will_be_spent_in_steps(args, seco
     module.choose_compile = choose
     with pytest.raises(UserError, match='enough'):
         module.main()
-    assert asked == pytest.approx([seconds])
+    assert asked == pytest.approx([seconds], rel=0.05)       # and the optimizer's few milliseconds
 
 def test_a_dtype_that_is_none_is_found_before_any_data_are_prepared():
     write_corpus()

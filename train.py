@@ -79,7 +79,8 @@ norm_eps = 1e-5
 # the optimizer
 batch_size = 8          # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences that one device takes at once; 0: the most that fit (a CPU: 16,384 tokens at most)
-learning_rate = 2e-3    # the highest, after warmup_iters
+muon = True             # for the matrices of the blocks, with the same knobs; the others, and all without it: AdamW
+learning_rate = 6e-3    # the highest, after warmup_iters
 min_lr = 0.0            # the lowest, from lr_decay_iters on
 warmup_iters = 100      # steps from 0 to learning_rate
 lr_decay_iters = 0      # step at which the cosine reaches min_lr; 0: max_iters
@@ -88,7 +89,6 @@ beta1 = 0.9
 beta2 = 0.99
 adam_eps = 1e-8
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
-muon = False            # Muon for the matrices of the blocks, AdamW for the others, all with the same knobs
 # the machine
 device = 'auto'         # auto, cpu, cuda, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of activations and matmuls; weights are float32
@@ -177,7 +177,7 @@ class FlatAdamW:
         self.shapes, place = {name: p.shape for name, p in params}, params[0][1].device
         sizes = [-(-p.numel() // 64) * 64 for _, p in params]       # each begins where vectors of the hardware may
         self.starts, n = [0, *itertools.accumulate(sizes)], -(-sum(sizes) // 4096) * 4096
-        matrices, rest = (sum(size for size, item in zip(sizes, params) if not hidden(*item) and item[1].dim() >= d) for d in (2, 0))
+        matrices, rest = (sum(s for s, item in zip(sizes, params) if not hidden(*item) and item[1].dim() >= d) for d in (2, 0))
         self.p, self.g, self.m, self.v = (torch.zeros(size, device=place) for size in (n, n + extra, n, rest))
         self.extra, self.betas, self.eps, self.weight_decays = self.g[n:], betas, eps, (weight_decay, 0.0)
         self.parts = [[x[s] for x in (self.p, self.g, self.m, self.v)] for s in (slice(matrices), slice(matrices, rest))]
@@ -189,18 +189,18 @@ class FlatAdamW:
                 a, C = param.shape
                 for part in zip(*(x.split((C, (a - C) // 2, (a - C) // 2) if 'c_attn' in name else a) for x in views)):
                     self.hidden.setdefault(part[0].shape, []).append(part)
-        self.lr, self.t, self.alive = (torch.tensor(x, device=place) for x in (0.0, 0.0, True))
+        self.lr, self.t, self.loss_scale, self.alive = (torch.tensor(x, device=place) for x in (0.0, 0.0, 0.0, True))
         self.scaled = model.compute_dtype == torch.float16
-        self.loss_scale = torch.tensor(65536.0 if self.scaled else 1.0, device=place)
-        self.update = self.update_in_pieces
+        self.compile(False), self.reset()
 
-    @torch.no_grad()
-    def compile(self):
-        self.update, self.update_hidden = (torch.compile(f, dynamic=False) for f in (self.update_where, self.update_hidden))
-        no, *x = self.lr > 1, *(self.lr + i for i in range(5))      # now, by a step that changes nothing
-        self.update(no, *x[:3], x[3:])
-        if self.hidden:
-            self.update_hidden(no, *x[:2])
+    def reset(self):
+        """Forgets all steps."""
+        [x.zero_() for x in (self.g, self.m, self.v, self.t)]
+        self.alive.fill_(True), self.loss_scale.fill_(65536.0 if self.scaled else 1.0)
+
+    def compile(self, on=True):
+        self.update, self.muon = [torch.compile(f, dynamic=False) for f in (self.update_where, self.update_hidden)] if on else \
+            [self.update_in_pieces, self.update_hidden]
 
     def views(self, flat):
         """{name: its part, in its shape} of p, g, m or v."""
@@ -222,7 +222,7 @@ class FlatAdamW:
         bias1, bias2 = (-torch.expm1(self.t * math.log(max(beta, 1e-30))) for beta in self.betas)     # 1 - beta^t
         lr = self.lr.fill_(lr)
         if self.hidden:
-            self.update_hidden(ok, factor, lr)
+            self.muon(ok, factor, lr)
         self.update(ok, factor, lr / bias1, bias2.sqrt(), [1 - lr * x for x in self.weight_decays])
         return norm
 
@@ -264,9 +264,8 @@ def clip_grad_norm(params, max_norm):
     """
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
-    if max_norm > 0:
-        for g in grads:
-            g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    for g in grads if max_norm > 0 else ():
+        g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 def get_lr(it, max_lr, min_lr, warmup, cycle):
@@ -335,8 +334,7 @@ def peek(model, tok, place, texts=1, length=0):
     """Some texts from the model, for a person to look at."""
     model.eval()
     start = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    ids = tok.encode(start) or [tok.eot or 0]
-    new = generate(model, [ids] * texts, length or sample_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)
+    new = generate(model, [tok.encode(start) or [tok.eot or 0]] * texts, length or sample_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)
     rows = torch.stack(list(new), 1).tolist()
     model.train()
     return [visible(start + tok.decode([i for i in row if i != tok.eot])) for row in rows]
@@ -416,8 +414,8 @@ def save(run, step, model, optimizer, eot, tok_path, state):
     folder = run / f'step_{step:08d}'
     if not folder.exists():
         tensors = {f'{k}.{name}': x.cpu().clone() for k in 'mv' for name, x in optimizer.views(getattr(optimizer, k)).items()}
-        state = dict(state, updates=int(optimizer.t), loss_scale=float(optimizer.loss_scale))
-        save_checkpoint(folder, model, tok_path, eot, dict(state, step=step, model=asdict(model.config)), tensors)
+        save_checkpoint(folder, model, tok_path, eot, dict(state, step=step, model=asdict(model.config), updates=int(optimizer.t),
+                                                           loss_scale=float(optimizer.loss_scale)), tensors)
     best = min(state['val'], key=lambda e: e[1])[0] if state['val'] else step
     for old in checkpoints(run)[:-keep_checkpoints]:
         if int(old.name[5:]) != best:
@@ -469,12 +467,15 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
     fits = [m for m in range(share, 0, -1) if share % m == 0 and (place != 'cpu' or m * T <= 16384 or m == 1)]
     fits = [micro] if micro and share % micro == 0 else fits        # beyond 16,384 tokens a CPU gains nothing
 
-    def timed(fast):
-        """-> (micro-batch, seconds of all steps)"""
+    def timed(fast):        # -> micro-batch, seconds of all steps
         for m in fits:
             n = min(m, max(1, 4096 // T)) if place == 'cpu' and fast is model else m        # a part says enough
             try:
-                return m, estimate(fast, data.batch([0] * n, T, place), place) * share / n * steps
+                seconds = estimate(fast, data.batch([0] * n, T, place), place) * share / n
+                optimizer.step(0.0), synchronize(place)     # leaves the weights as they are
+                t = time.perf_counter()
+                optimizer.step(0.0), synchronize(place)
+                return m, (seconds + time.perf_counter() - t) * steps
             except torch.OutOfMemoryError:
                 if m == fits[-1]:
                     smaller = next((x for x in range(m // 2, 0, -1) if share % x == 0), None)
@@ -483,7 +484,7 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
             torch.cuda.empty_cache(), torch.compiler.reset()        # out of the except, which holds what did not fit
 
     def agree(m, seconds):      # the same for all processes
-        found = torch.tensor([m, -min(seconds, 60 * max_minutes or math.inf), optimizer.t, -optimizer.t], device=place)
+        found = torch.tensor([m, -min(seconds, 60 * max_minutes or math.inf), steps, -steps], device=place)
         if world_size > 1:
             dist.all_reduce(found, dist.ReduceOp.MIN)
         if found[2] != -found[3]:
@@ -495,16 +496,16 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
         say(f'compile   | {compiled} ({why}){", some 20 s the first time" if place == "cpu" else ""}')
         fast = torch.compile(model, dynamic=False)
         try:
-            found = timed(fast)
             optimizer.compile()
+            found = timed(fast)
         except UserError:
             raise
         except Exception as e:      # compilers fail in many ways
-            compiled, why, fast = False, f'it failed: {str(e).splitlines()[0]}', model
+            compiled, why, fast, _ = False, f'it failed: {str(e).splitlines()[0]}', model, optimizer.compile(False)
     if not compiled:
         say(f'compile   | {compiled} ({why})')
         found = found if place == 'cpu' else timed(model)
-    optimizer.g.zero_()
+    optimizer.reset()
     return fast, compiled, *agree(*found)
 
 def schedule(step, seconds, began):
@@ -528,8 +529,8 @@ def says(loss, bpb):
 def print_ending(run, folder, step, data, loss, bpb, meta, seconds):
     others = ' (gzip -9 needs {gzip_bpb:.2f}, xz -9 {xz_bpb:.2f} for the same text)'
     print(f'\n{says(loss, bpb)} over the whole split' + (others.format(**meta['val']) if bpb else ''))
-    print(f'data            {data}\ntime            {duration(seconds)}\ncheckpoint      {folder}')
-    print(f'sample from it  python sample.py --out_dir={run}')
+    print(f'data            {data}\ntime            {duration(seconds)}\ncheckpoint      {folder}\n'
+          f'sample from it  python sample.py --out_dir={run}')
     print(f'train further   python train.py {run}/config.py --init_from=resume ' +
           (f'--max_iters={2 * max_iters}' if step >= max_iters else f'--max_minutes={2 * max_minutes:g}'))
 
@@ -591,8 +592,6 @@ def main():
         type_, why_type = auto['dtype'], 'as before'
     model.compute_dtype = getattr(torch, type_)
     optimizer = FlatAdamW(model, (beta1, beta2), adam_eps, weight_decay, extra=3, muon=muon)
-    if resumed:
-        restore(resumed, optimizer, state)
     model.train()
 
     # what is going to happen
@@ -609,6 +608,8 @@ def main():
         leave(world_size)
         return dict(run=run, step=step)
     fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, 0 if eval_only else max_iters - step, auto, say)
+    if resumed:
+        restore(resumed, optimizer, state)
     grad_accum = batch_size // world_size // micro
     state['auto'] = dict(device=place.split(':')[0], dtype=type_, compile=compiled, micro_batch_size=micro)
     say(f'batch     | {batch_size} sequences, {per_step:,} tokens per step (processes x micro-batches x sequences: '

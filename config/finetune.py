@@ -9,6 +9,7 @@ block_size = 256            # of the batches; the model keeps its own
 batch_size = 32
 micro_batch_size = 4
 max_iters = 100
+muon = False
 learning_rate = 3e-5
 warmup_iters = 10
 beta2 = 0.95

@@ -19,6 +19,7 @@ batch_size = 512
 micro_batch_size = 32
 max_iters = 19_073
 warmup_iters = 715
+muon = False
 learning_rate = 6e-4
 min_lr = 6e-5
 weight_decay = 0.1

@@ -10,6 +10,7 @@ n_embd = 64
 
 batch_size = 64
 max_iters = 2_000
+muon = False
 learning_rate = 3e-3
 warmup_iters = 50
 

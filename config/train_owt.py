@@ -13,6 +13,7 @@ qk_norm = False
 batch_size = 64
 max_iters = 50_000
 warmup_iters = 5_000
+muon = False
 learning_rate = 1e-3
 min_lr = 1e-4
 weight_decay = 0.01

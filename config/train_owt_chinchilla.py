@@ -14,6 +14,7 @@ batch_size = 1024           # sequences; an optimizer step accumulates over as m
 micro_batch_size = 32
 max_iters = 2_088
 warmup_iters = 100
+muon = False
 learning_rate = 3e-3
 min_lr = 3e-5
 weight_decay = 0.1

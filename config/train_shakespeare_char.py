@@ -12,6 +12,7 @@ dropout = 0.2
 batch_size = 64
 max_iters = 5_000
 warmup_iters = 100
+muon = False
 learning_rate = 1e-3
 min_lr = 1e-4
 beta2 = 0.99

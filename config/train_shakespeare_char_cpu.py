@@ -13,7 +13,7 @@ tie_weights = True
 batch_size = 12
 max_iters = 2_000
 warmup_iters = 100
-learning_rate = 3e-3
+learning_rate = 1e-2
 weight_decay = 0.1
 beta2 = 0.99
 

@@ -15,6 +15,7 @@ qk_norm = False
 batch_size = 256
 max_iters = 5_000
 warmup_iters = 250
+muon = False
 learning_rate = 2e-3
 min_lr = 2e-5
 beta2 = 0.95

@@ -14,6 +14,7 @@ qk_norm = False
 batch_size = 32
 max_iters = 5_000
 warmup_iters = 200
+muon = False
 learning_rate = 1e-3
 min_lr = 1e-5
 beta2 = 0.95
