@@ -440,11 +440,11 @@ def choose_compile(compile, place, seconds=0.0):
         return True, 'as asked' if compile is True else 'a GPU gains much by it'
     if place != 'cpu':
         return False, 'not on this device'
-    if compile == 'auto' and seconds < 60:
+    if compile == 'auto' and seconds < 90:
         return False, 'it would take longer than this run gains by it'
     if not any(map(shutil.which, ('g++', 'clang++', 'cl'))):
         return False, 'no C++ compiler was found'
-    return True, 'as asked' if compile is True else 'this run is longer than a minute'
+    return True, 'as asked' if compile is True else 'this run would take more than 90 s without it'
 
 def set_up(place):
     """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU."""

@@ -493,7 +493,7 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
     found, fast = agree(*timed(model)) if place == 'cpu' else (1, 0.0), model
     compiled, why = choose_compile(auto.get('compile', compile) if compile == 'auto' and steps else compile, place, found[1])
     if compiled:
-        say(f'compile   | {compiled} ({why}){", some 20 s the first time" if place == "cpu" else ""}')
+        say(f'compile   | {compiled} ({why}){", half a minute the first time" if place == "cpu" else ""}')
         fast = torch.compile(model, dynamic=False)
         try:
             optimizer.compile()
