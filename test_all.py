@@ -1710,7 +1710,7 @@ def test_samples_come_from_the_newest_run_and_repeat(capsys):
 # bench.py
 
 def test_bench_measures_a_step_and_counts_its_flops(capsys):
-    bench = script('bench', '--steps=3', '--warmup_steps=1', '--n_embd=64', '--n_layer=2', '--device=cpu')
+    bench = script('bench', '--steps=3', '--warmup_steps=1', '--n_embd=64', '--n_layer=2', '--batch_size=4', '--device=cpu')
     Path('tiny.py').write_text("tokenizer = 'char'\nn_embd = 32\nmax_iters = 10 ** 6\n")
     bench.RUNS = [Path('tiny.py')]
     result = bench.main()
