@@ -129,7 +129,7 @@ def find_checkpoint(path):
     if not path:
         runs = [r for r in Path('out').glob('*') if checkpoints(r)]
         if not runs:
-            raise UserError('there is no run in out/ yet: `python train.py` makes one in about 3 minutes')
+            raise UserError('there is no run in out/ yet: `python train.py` makes one in about 2 minutes')
         path = max(runs, key=lambda r: checkpoints(r)[-1].stat().st_mtime)
     path = Path(path)
     if checkpoints(path):
