@@ -498,7 +498,7 @@ def print_runs(place, type_, compiled, world_size, say):
             fast = torch.compile(model, dynamic=False) if compiled and place != 'cpu' else model
             seconds = train.estimate(fast, batch, place) / batch[0].numel() * tokens / world_size
         except torch.OutOfMemoryError:
-            say(f'here    | {path.stem}: does not fit into the memory')
+            say(f'here    | {path.stem}: 16,384 tokens at once do not fit into the memory')
             continue
         say(f'here    | {path.stem}, {model.num_params() / 1e6:.0f}M parameters on {tokens / 1e9:.2g}B tokens: about {train.duration(seconds)}')
         minutes[path.stem] = seconds / 60

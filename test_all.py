@@ -1121,38 +1121,37 @@ def test_orthogonalize_keeps_the_singular_vectors_and_brings_the_values_near_1()
         assert 0.6 < float(values[s / s.amax(1, keepdim=True) > 0.05].min()) and float(values.max()) < 1.25
     assert train_module.orthogonalize(torch.zeros(1, 4, 4)).isfinite().all()
 
+@pytest.mark.skipif(not hasattr(torch.optim, 'Muon'), reason='torch before 2.9')
 @pytest.mark.parametrize('compiled', [False, True])
 def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(compiled):
     if compiled and not shutil.which('g++'):
         pytest.skip('no C++ compiler')
     fast, plain = GPT(tiny(n_kv_head=2, d_ff=48)), GPT(tiny(n_kv_head=2, d_ff=48))
     plain.load_state_dict(fast.state_dict())
+    before = {name: p.detach().clone() for name, p in plain.named_parameters()}
     a = train_module.FlatAdamW(fast, (0.9, 0.95), weight_decay=0.1, muon=True)
     others = {name: p for name, p in plain.named_parameters() if not name.startswith('h.') or p.dim() < 2}
     b = torch.optim.AdamW([dict(params=[p], weight_decay=0.1 * (p.dim() >= 2)) for p in others.values()], lr=0.01, betas=(0.9, 0.95))
     if compiled:
         a.compile()
-    momentum = {}
+    # those of torch: each matrix for itself, and queries, keys and values each for themselves
+    rows = {name: (32, 16, 16) if 'c_attn' in name else len(p) for name, p in plain.named_parameters() if name not in others}
+    parts = [(torch.nn.Parameter(w), p, k, i) for name, p in plain.named_parameters() if name in rows
+             for k in [rows[name]] for i, w in enumerate(p.data.split(k))]
+    c = torch.optim.Muon([w for w, *_ in parts], lr=0.01, weight_decay=0.1, adjust_lr_fn='match_rms_adamw')
     for _ in range(5):
         for p, q in zip(fast.parameters(), plain.parameters()):
             q.grad = torch.randn_like(q) * 0.1
             p.grad.add_(q.grad)
         a.step(0.01, 0.5)
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
-        b.step()
-        for name, p in plain.named_parameters():        # Muon as it is written in its papers, matrix by matrix
-            if name not in others:
-                m = momentum[name] = 0.95 * momentum.get(name, 0) + 0.05 * p.grad
-                for w, d in zip(*(x.split((32, 16, 16) if 'c_attn' in name else len(x)) for x in (p.data, 0.95 * m + 0.05 * p.grad))):
-                    x = d / d.norm()
-                    for _ in range(5):
-                        s = x @ x.T if len(x) <= x.size(1) else x.T @ x
-                        s = -4.7750 * s + 2.0315 * s @ s
-                        x = 3.4445 * x + (s @ x if len(x) <= x.size(1) else x @ s)
-                    w.mul_(1 - 0.01 * 0.1).sub_(0.01 * 0.2 * math.sqrt(max(w.shape)) * x)
+        for w, p, k, i in parts:
+            w.grad = p.grad.split(k)[i]
+        b.step(), c.step()
         assert not a.g.any()
     for (name, p), q in zip(fast.named_parameters(), plain.parameters()):
-        close(p.detach(), q.detach(), 1e-5)
+        error = (p - q).norm() / (q - before[name]).norm()
+        assert error < (1e-5 if name in others else 2e-2), f'{name}: {error}'       # theirs computes in bfloat16
     assert a.views(a.v).keys() == others.keys() and a.views(a.m).keys() == dict(plain.named_parameters()).keys()
 
 @pytest.mark.parametrize('muon', [False, True])
@@ -1562,6 +1561,10 @@ def test_an_interrupt_in_the_last_evaluation_waits_for_the_checkpoint(monkeypatc
     module.evaluate = lambda *args: (os.kill(os.getpid(), signal.SIGINT), evaluate(*args))[1]
     module.main()
     assert [p.name for p in model_module.checkpoints('a')] == ['step_00000003'] and signal.getsignal(signal.SIGINT) == before
+    module = script('train', 'a/config.py', '--init_from=resume', '--eval_only')        # which has nothing to save
+    module.evaluate = lambda *args: os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        module.main()
 
 def test_processes_that_found_different_checkpoints_do_not_train_together(monkeypatch):
     module, model = script('train', *SMALL), GPT(tiny())
