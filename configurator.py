@@ -10,10 +10,11 @@ Settings without a framework. A script lists its knobs as plain globals and read
 Arguments are read from left to right and later ones win. An argument is a Python file that assigns knobs (it sees
 the knobs so far, so it can compute with them; names in CAPITALS or with a leading underscore are its own), or
 --key=value. A knob is a lower-case global that is a bool, an int, a float or a str; the comment beside it is its
---help. Only a script that was launched reads the command line: importing it changes nothing. The last section is about
-something else: long texts in blocks, on all cores.
+--help. Only a script that was launched reads the command line: importing it changes nothing. The last two sections are
+about something else: files that are whole or not there, and long texts in blocks, on all cores.
 """
 import difflib
+import errno
 import hashlib
 import json
 import multiprocessing
@@ -43,6 +44,7 @@ FOREIGN = {
 
 class UserError(Exception):
     """A mistake that a person can make and mend. The message is one line that ends with what to do next."""
+    status, kind = 2, 'error'       # of the process, and how the line begins
 
 def launch(main):
     """Runs a script's main: a UserError becomes one line and exit status 2; a bug of ours keeps its traceback."""
@@ -52,14 +54,21 @@ def launch(main):
         stop(e)
     except BrokenPipeError:     # `| head` closed our output: nobody is listening, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as e:
+        if not disk_is_full(e):
+            raise
+        stop(UserError(f'the disk is full ({e}): make room and run this again; what was saved before is whole'))
     except KeyboardInterrupt:
         print('\nstopped', file=sys.stderr)
         sys.exit(130)
 
 def stop(error):
-    message = ' '.join(str(error).split())
-    print(f'error: {message}', file=sys.stderr, flush=True)
-    sys.exit(2)
+    print(f'{error.kind}: {visible(" ".join(str(error).split()))}', file=sys.stderr, flush=True)
+    sys.exit(error.status)
+
+def visible(text):
+    """Control characters, which could steer a terminal, as escapes; line breaks and tabs stay."""
+    return ''.join(c if c in '\n\t' or c.isprintable() else c.encode('unicode_escape').decode() for c in text)
 
 def read_json(path):
     """The object in a JSON file, as a dict. Raises UserError."""
@@ -78,6 +87,61 @@ def file_sha256(path):
         while block := f.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+# -----------------------------------------------------------------------------
+# files that are whole or not there, and folders that one process writes
+
+def disk_is_full(error):
+    """Whether an OSError says that a disk, a quota or a limit on the size of files is reached."""
+    return error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', None))
+
+def sync(path):
+    """Makes sure that a file, or the names in a folder, are on the disk."""
+    if os.name == 'nt' and os.path.isdir(path):
+        return                  # Windows can not open a folder
+    f = os.open(path, os.O_RDONLY if os.name != 'nt' else os.O_RDWR)
+    try:
+        os.fsync(f)
+    finally:
+        os.close(f)
+
+def write_whole(path, text):
+    """Puts a text into a file at once: whatever happens, it holds the old text or the new one."""
+    partial = os.path.join(os.path.dirname(path), f'.{os.path.basename(path)}.partial')
+    try:
+        with open(partial, 'w', encoding='utf-8', newline='\n') as f:
+            f.write(text)
+        sync(partial)
+        os.replace(partial, path)
+        sync(os.path.dirname(path) or '.')
+    except BaseException:
+        if os.path.exists(partial):
+            os.remove(partial)
+        raise
+
+LOCKS = {}      # path: the open file, whose lock ends with this process, however that ends
+
+def lock(path, meaning):
+    """Takes a lock for this process. Raises UserError, saying what it means, if another process has it."""
+    if (path := os.path.abspath(path)) in LOCKS:
+        return
+    f = open(path, 'a+', encoding='utf-8')
+    try:
+        if os.name == 'nt':
+            import msvcrt
+            msvcrt.locking(f.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+            fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)       # which a child does not inherit, and NFS knows
+    except (BlockingIOError, PermissionError):
+        f.close()
+        raise UserError(meaning)
+    except OSError:             # a file system without locks
+        pass
+    LOCKS[path] = f
+
+# -----------------------------------------------------------------------------
+# knobs
 
 def is_rank_0():
     return os.environ.get('RANK', '0') == '0'

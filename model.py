@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from configurator import UserError, file_sha256, read_json
+from configurator import UserError, file_sha256, read_json, sync
 
 @dataclass
 class GPTConfig:
@@ -641,16 +641,6 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
 
 def write_json(path, data):
     Path(path).write_text(json.dumps(data, indent=1), encoding='utf-8')
-
-def sync(path):
-    """Makes sure that a file, or the names in a folder, are on the disk."""
-    if os.name == 'nt' and os.path.isdir(path):
-        return                  # Windows can not open a folder
-    f = os.open(path, os.O_RDONLY if os.name != 'nt' else os.O_RDWR)
-    try:
-        os.fsync(f)
-    finally:
-        os.close(f)
 
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there and as it was written."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from configurator import UserError, configure, launch, read_json
+from configurator import UserError, configure, launch, read_json, visible
 from model import checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, set_up, softmax
 from tokenizer import load_tokenizer
 
@@ -119,10 +119,6 @@ class TextStream:
 
     def end(self):
         return self.decoder.decode(b'', True)
-
-def visible(text):
-    """Control characters, which could steer a terminal, as escapes; line breaks and tabs stay."""
-    return ''.join(c if c in '\n\t' or c.isprintable() else c.encode('unicode_escape').decode() for c in text)
 
 def find_checkpoint(path):
     """A run's newest checkpoint, a checkpoint itself, or a Hugging Face folder; '' is the newest run in out/."""

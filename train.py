@@ -31,12 +31,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from configurator import UserError, as_file, configure, launch, read_json
+from configurator import UserError, as_file, configure, launch, read_json, visible
 from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
                    peak_flops, save_checkpoint, set_up, synchronize, upcast)
 from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta,
                      window_starts)
-from sample import generate, visible
+from sample import generate
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
