@@ -36,8 +36,9 @@ import prepare
 import sample
 import tokenizer as bpe
 import train
-from configurator import UserError, configure, default_workers, launch, parallel_map, run_file
-from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, synchronize
+from configurator import UserError, configure, default_workers, duration, launch, parallel_map, run_file
+from model import (GPT, GPT2, GPTConfig, all_reduce, choose_compile, choose_device, choose_dtype, connect, leave, peak_flops, setup_ranks,
+                   synchronize)
 
 # -----------------------------------------------------------------------------
 what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys)
@@ -91,7 +92,7 @@ def make_step(fast, optimizer, batch, grad_accum, world_size=1, sync=True):
         for _ in range(grad_accum):
             (fast(*batch)[1] * (optimizer.loss_scale / (grad_accum * world_size))).backward()
         if world_size > 1 and sync:
-            dist.all_reduce(optimizer.g)
+            all_reduce(optimizer.g)
         optimizer.step(train.learning_rate, train.grad_clip)
     return step
 
@@ -320,7 +321,7 @@ def machine(local_rank=0, world_size=1, say=print):
     place, why_place = choose_device(train.device, local_rank)
     type_, why_type = choose_dtype(train.dtype, place)
     compiled, why = choose_compile(True if train.compile == 'auto' else train.compile, place)
-    train.connect(place, world_size)
+    connect(place, world_size)
     say(f'device  | {place} ({why_place})\ndtype   | {type_} ({why_type})')
     return place, type_, compiled, why
 
@@ -500,13 +501,13 @@ def print_runs(place, type_, compiled, world_size, say):
         except torch.OutOfMemoryError:
             say(f'here    | {path.stem}: 16,384 tokens at once do not fit into the memory')
             continue
-        say(f'here    | {path.stem}, {model.num_params() / 1e6:.0f}M parameters on {tokens / 1e9:.2g}B tokens: about {train.duration(seconds)}')
+        say(f'here    | {path.stem}, {model.num_params() / 1e6:.0f}M parameters on {tokens / 1e9:.2g}B tokens: about {duration(seconds)}')
         minutes[path.stem] = seconds / 60
     return minutes
 
 def bench_train():
     train.check_knobs()
-    rank, local_rank, world_size = train.setup_ranks()
+    rank, local_rank, world_size = setup_ranks()
     train.check_batch(world_size)
     say = print if rank == 0 else lambda *args: None
     place, type_, _, _ = machine(local_rank, world_size, say)       # train.find_speed decides about compiling
@@ -538,7 +539,7 @@ def bench_train():
         print_profile(make_step(fast, optimizer, batch, grad_accum), place)
     del model, optimizer, fast, batch
     minutes = print_runs(place, type_, compiled, world_size, say)
-    train.leave(world_size)
+    leave(place, world_size)
     return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak, minutes=minutes)
 
 if __name__ == '__main__':

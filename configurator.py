@@ -10,19 +10,25 @@ Settings without a framework. A script lists its knobs as plain globals and read
 Arguments are read from left to right and later ones win. An argument is a Python file that assigns knobs (it sees
 the knobs so far, so it can compute with them; names in CAPITALS or with a leading underscore are its own), or
 --key=value. A knob is a lower-case global that is a bool, an int, a float or a str; the comment beside it is its
---help. Only a script that was launched reads the command line: importing it changes nothing. The last two sections are
-about something else: files that are whole or not there, and long texts in blocks, on all cores.
+--help. Only a script that was launched reads the command line: importing it changes nothing. Three sections are about
+something else: files that are whole or not there, what happens to a long run, and long texts in blocks, on all cores.
 """
 import difflib
 import errno
 import hashlib
 import json
+import math
 import multiprocessing
 import os
+import queue
 import re
+import select
 import signal
+import socket
 import sys
 import threading
+import time
+import traceback
 import types
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
@@ -47,24 +53,47 @@ class UserError(Exception):
     status, kind = 2, 'error'       # of the process, and how the line begins
 
 def launch(main):
-    """Runs a script's main: a UserError becomes one line and exit status 2; a bug of ours keeps its traceback."""
+    """
+    Runs a script's main: a UserError becomes one line and its status; a bug of ours keeps its traceback. One process of
+    several ends without the interpreter's own end, in which threads of torch may still wait for the others.
+    """
+    status = 1
     try:
         main()
+        status = 0
     except UserError as e:
-        stop(e)
+        status = tell(e)
     except BrokenPipeError:     # `| head` closed our output: nobody is listening, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except OSError as e:
-        if not disk_is_full(e):
-            raise
-        stop(UserError(f'the disk is full ({e}): make room and run this again; what was saved before is whole'))
+        status = 0
     except KeyboardInterrupt:
         print('\nstopped', file=sys.stderr)
-        sys.exit(130)
+        status = 130
+    except SystemExit as e:
+        status = e.code or 0
+    except BaseException as e:
+        if isinstance(e, OSError) and disk_is_full(e):
+            status = tell(UserError(f'the disk is full ({e}): make room and run this again; what was saved before is whole'))
+        elif 'RANK' not in os.environ:
+            raise
+        else:
+            traceback.print_exc()
+    if 'RANK' in os.environ:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
-def stop(error):
-    print(f'{error.kind}: {visible(" ".join(str(error).split()))}', file=sys.stderr, flush=True)
-    sys.exit(error.status)
+def tell(error):
+    if str(error):      # of several processes one may speak for all
+        print(f'{error.kind}: {visible(" ".join(str(error).split()))}', file=sys.stderr, flush=True)
+    return error.status
+
+def say(*lines):
+    """Prints, and goes on where nobody listens any more: a closed pipe, a terminal that is gone."""
+    try:
+        print(*map(visible, map(str, lines)), flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 def visible(text):
     """Control characters, which could steer a terminal, as escapes; line breaks and tabs stay."""
@@ -96,12 +125,14 @@ def disk_is_full(error):
     return error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', None))
 
 def sync(path):
-    """Makes sure that a file, or the names in a folder, are on the disk."""
+    """Makes sure that a file, or the names in a folder, are on the disk, from where it is read the next time."""
     if os.name == 'nt' and os.path.isdir(path):
         return                  # Windows can not open a folder
     f = os.open(path, os.O_RDONLY if os.name != 'nt' else os.O_RDWR)
     try:
         os.fsync(f)
+        if hasattr(os, 'posix_fadvise'):
+            os.posix_fadvise(f, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(f)
 
@@ -119,13 +150,20 @@ def write_whole(path, text):
             os.remove(partial)
         raise
 
-LOCKS = {}      # path: the open file, whose lock ends with this process, however that ends
+LOCKS = {}      # path: the open file, whose lock ends with this process however that ends
 
 def lock(path, meaning):
-    """Takes a lock for this process. Raises UserError, saying what it means, if another process has it."""
+    """
+    Takes a lock for this process, in a folder that is made if need be. Raises UserError: with this meaning if another
+    process has it, and where the folder can not be written.
+    """
     if (path := os.path.abspath(path)) in LOCKS:
         return
-    f = open(path, 'a+', encoding='utf-8')
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        f = open(path, 'a+', encoding='utf-8')
+    except OSError as e:
+        raise UserError(f'can not write to {os.path.dirname(path)}: {e.strerror}; give another folder')
     try:
         if os.name == 'nt':
             import msvcrt
@@ -139,6 +177,113 @@ def lock(path, meaning):
     except OSError:             # a file system without locks
         pass
     LOCKS[path] = f
+
+# -----------------------------------------------------------------------------
+# a long run and what happens to it
+
+class StopSignal:
+    """
+    Hears SIGINT, SIGTERM, SIGHUP and SIGUSR1. Until there is something to save (ready) one of them ends the process, with
+    status 128 + its number; from then on it is only noted, as `signal`, for the loop to end by, and a second Ctrl-C ends it
+    at once. A thread ends what has not ended `limit` seconds after it: a process can wait in vain for another one.
+    """
+
+    def __init__(self):
+        self.signal, self.heard, self.ready, self.limit, self.before = 0, math.inf, False, 10.0, {}
+        for s in (getattr(signal, name, None) for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1')):
+            if s and signal.getsignal(s) != signal.SIG_IGN:         # nohup wants it so
+                self.before[s] = signal.signal(s, self.hear)
+        # the handler runs when the interpreter does, but this byte is written even while torch waits
+        self.pipe = socket.socketpair()
+        self.pipe[1].setblocking(False)
+        self.fd = signal.set_wakeup_fd(self.pipe[1].fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self.watch, args=(os.getppid(),), daemon=True).start()
+
+    def hear(self, signum, frame):
+        if not self.ready:
+            print(f'\nstopped by {signal.Signals(signum).name}: nothing new to save', file=sys.stderr, flush=True)
+            os._exit(128 + signum)
+        # torchrun passes a Ctrl-C on, so that it comes twice
+        if self.signal and signum == signal.SIGINT and time.monotonic() > self.heard + 1:
+            raise KeyboardInterrupt
+        self.signal, self.heard = signum, min(self.heard, time.monotonic())
+
+    def watch(self, parent):
+        first = signal.SIGTERM
+        while True:
+            if select.select([self.pipe[0]], [], [], 0.5)[0]:
+                if not (byte := self.pipe[0].recv(1)):
+                    return self.pipe[0].close()
+                if byte[0] in self.before and self.heard == math.inf:
+                    first, self.heard = byte[0], time.monotonic()
+            if 'TORCHELASTIC_RUN_ID' in os.environ and os.getppid() != parent and self.heard == math.inf:
+                os.kill(os.getpid(), signal.SIGTERM)        # torchrun is gone, and nobody owns this process
+            if time.monotonic() > self.heard + self.limit:
+                os._exit(128 + first)
+
+    def end(self):
+        """Signals mean again what they meant before."""
+        signal.set_wakeup_fd(self.fd)
+        for s, handler in self.before.items():
+            signal.signal(s, handler)
+        self.pipe[1].close()
+
+def read_log(path):
+    """The lines of a log, without those that were not written to their end."""
+    entries = []
+    for line in path.read_text(encoding='utf-8').splitlines() if path.exists() else ():
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            pass
+    return entries
+
+def cut_log(path, step):
+    """Drops what was logged after a checkpoint, before training goes on from it."""
+    kept = [e for e in read_log(path) if (e['step'] <= step if 'val_loss' in e else e['step'] < step)]
+    write_whole(path, ''.join(json.dumps(e) + '\n' for e in kept))
+
+class Wandb:
+    """
+    Weights & Biases if it is asked for, in a thread of its own: nothing that it does, fails to do or waits for stops a run.
+    """
+
+    def __init__(self, on, **settings):
+        self.calls, self.thread = queue.Queue(), threading.Thread(target=self.work, daemon=True)
+        if on:
+            self.thread.start()
+        self.call('init', **settings)
+
+    def call(self, *call, **kwargs):
+        if self.thread.is_alive():
+            self.calls.put((call, kwargs))
+
+    def work(self):
+        try:
+            import wandb
+            name = None
+            while name != 'finish':
+                (name, *args), kwargs = self.calls.get()
+                getattr(wandb, name)(*args, **kwargs)
+        except BaseException as e:      # whatever it is, training is worth more
+            say(f'wandb failed and is off for this run: {type(e).__name__}: {e}')
+
+    def finish(self):
+        self.call('finish')
+        if self.thread.is_alive():
+            self.thread.join(10)
+            if self.thread.is_alive():
+                say('wandb does not answer: it may lack the end of this run')
+
+def duration(seconds):
+    """duration(4000) -> '1 h 7 min'"""
+    s = round(seconds)
+    return f'{s} s' if s < 60 else f'{s // 60} min {s % 60} s' if s < 3600 else \
+        f'{s // 3600} h {s % 3600 // 60} min' if s < 86400 else f'{seconds / 86400:.1f} days'
+
+def short(n):
+    """short(412345) -> '412k'"""
+    return f'{n / 1e6:.2f}M' if n >= 1e6 else f'{n / 1e3:.0f}k' if n >= 1e4 else f'{n:.0f}'
 
 # -----------------------------------------------------------------------------
 # knobs
@@ -171,9 +316,7 @@ def configure(script, *others, argv=None, quiet=False):
     except UserError as e:
         if not launched:
             raise
-        if not is_rank_0():
-            sys.exit(2)
-        stop(e)
+        sys.exit(tell(e) if is_rank_0() else e.status)
     for space in spaces:
         space.update({k: v for k, v in knobs.items() if is_knob(k, space.get(k))})
     if is_rank_0() and not quiet:
@@ -267,6 +410,14 @@ def run_file(path, knobs, defaults):
 def as_file(knobs):
     """The knobs as the text of a config file, which sets them again."""
     return ''.join(f'{k} = {v!r}\n' for k, v in knobs.items())
+
+def smaller_config():
+    """What to run instead where this would take days: the _cpu variant of the config file, if there is one."""
+    for arg in sys.argv[1:]:
+        other = arg.replace('.py', '_cpu.py')
+        if arg.endswith('.py') and os.path.exists(other):
+            return f'python train.py {other}'
+    return 'python train.py'
 
 def print_help(spaces, knobs):
     """The docstring of the script, then its knobs with the comments beside them."""

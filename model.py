@@ -11,6 +11,7 @@ Mixed precision is explicit rather than by autocast: weights are float32, `model
 matmuls use, and each layer casts its own weight. Norms, softmax and the loss are computed in float32.
 """
 import ctypes
+import errno
 import json
 import math
 import os
@@ -18,10 +19,13 @@ import platform
 import re
 import shutil
 import sys
+import time
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -473,6 +477,46 @@ def peak_flops(place):
     return next((f for card, f in PEAK_FLOPS.items() if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name)), 0)
 
 # -----------------------------------------------------------------------------
+# several processes
+
+class Lost(UserError):
+    """Another process is gone, or does not answer."""
+    status = 1
+
+def setup_ranks():
+    """-> rank, local_rank, world_size, from what torchrun sets."""
+    return tuple(int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+
+def connect(place, world_size, timeout=600):
+    """Joins the processes, and sets what is set once for a device. timeout: seconds that they wait for each other."""
+    set_up(place)
+    if world_size > 1:
+        backend = 'nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo'
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+
+def all_reduce(x, op='SUM'):
+    """dist.all_reduce. Raises Lost where another process is gone."""
+    try:
+        dist.all_reduce(x, getattr(dist.ReduceOp, op))
+    except RuntimeError as e:
+        time.sleep(3)       # torchrun ends this process by then if another one failed first, and names that one
+        raise Lost(f'rank {os.environ["RANK"]} waits in vain for another process ({str(e).splitlines()[0]}): torchrun names the '
+                   f'one that failed first; go on with --init_from=auto')
+
+def read_later(numbers, place):
+    """-> a function that gives a few numbers of the device, and waits for nothing if they have long been computed."""
+    copy, event = numbers.clone().to('cpu', non_blocking=True), torch.cuda.Event() if place.startswith('cuda') else None
+    if event:
+        event.record()
+    return lambda: (event and event.synchronize(), copy.tolist())[1]
+
+def leave(place, world_size):
+    """Ends the work of several processes, when all have come here."""
+    if world_size > 1:
+        all_reduce(torch.zeros(1, device=place))
+        dist.destroy_process_group()
+
+# -----------------------------------------------------------------------------
 # names: ours <-> those of a Hugging Face Llama (Qwen3 with qk_norm) or GPT-2
 
 LLAMA_NAMES = [('wte', 'model.embed_tokens'), ('wpe', 'model.embed_positions'), ('ln_f', 'model.norm'),
@@ -608,16 +652,17 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, and,
     for resuming, training.json (a dict) and training.safetensors (a dict of tensors), with the sha256 of every file.
-    The folder appears under its name only when all of it is on the disk.
+    The folder appears under its name only when all of it is on the disk and was read back. Raises OSError where it can
+    not be written, and leaves nothing then.
     """
     folder = Path(folder)
     partial = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    files = [(partial / 'model.safetensors', export_tensors(model)), *([(partial / 'training.safetensors', tensors)] if tensors else [])]
     try:
-        save_file(export_tensors(model), partial / 'model.safetensors', metadata={'format': 'pt'})
-        if tensors:
-            save_file(tensors, partial / 'training.safetensors')
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for path, content in files:
+            save_file(content, path, metadata={'format': 'pt'})
         write_json(partial / 'config.json', export_config(model.config, eot))
         write_json(partial / 'generation_config.json', dict(bos_token_id=eot, eos_token_id=eot))
         if tokenizer_path and os.path.exists(tokenizer_path):
@@ -628,44 +673,68 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
                             clean_up_tokenization_spaces=False))
         if training is not None:
             write_json(partial / 'training.json', training)
-        write_json(partial / MANIFEST, {p.name: file_sha256(p) for p in sorted(partial.iterdir())})
         for p in partial.iterdir():
             shutil.copymode(partial / 'config.json', p)     # safetensors lets nobody else read
             sync(p)
+        for path, written in files:
+            with safe_open(path, 'pt') as f:
+                if not all(torch.equal(x, f.get_tensor(k)) for k, x in written.items()):
+                    raise OSError(errno.EIO, 'it does not hold what was written into it', str(path))
+        write_json(partial / MANIFEST, {p.name: file_sha256(p) for p in sorted(partial.iterdir())})
+        sync(partial / MANIFEST)
         sync(partial)
         os.rename(partial, folder)
         sync(folder.parent)
-    except BaseException:
+    except BaseException as e:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(e, SafetensorError) and (code := re.search(r'os error (\d+)', str(e))):
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder))
         raise
 
 def write_json(path, data):
     Path(path).write_text(json.dumps(data, indent=1), encoding='utf-8')
 
+def remove_checkpoint(folder):
+    """Removes a checkpoint, which is no longer seen as one from the first moment on."""
+    partial = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(partial, ignore_errors=True)
+    os.rename(folder, partial)
+    shutil.rmtree(partial, ignore_errors=True)
+
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there and as it was written."""
     folder = Path(folder)
     manifest = read_json(folder / MANIFEST)
-    for name, sha in manifest.items():
-        path = folder / Path(name).name
-        if not path.is_file():
-            raise UserError(f'{path} is missing: the checkpoint is not whole; use another one')
-        if file_sha256(path) != sha:
-            raise UserError(f'{path} is damaged (its sha256 is not that of the manifest); use another checkpoint')
+    try:
+        if (folder / MANIFEST).read_text(encoding='utf-8') != json.dumps(manifest, indent=1):
+            raise UserError(f'{folder / MANIFEST} is damaged')
+        for name in {*manifest, *(p.name for kind in ('*.safetensors', 'tokenizer.json') for p in folder.glob(kind))}:
+            path = folder / Path(name).name
+            if not path.is_file():
+                raise UserError(f'{path} is missing: the checkpoint is not whole')
+            if file_sha256(path) != manifest.get(name):
+                raise UserError(f'{path} is damaged (its sha256 is not that of {MANIFEST})')
+    except OSError as e:
+        raise UserError(f'can not read {e.filename or folder}: {e.strerror}')
 
 def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
-    return sorted(p for p in Path(run).glob('step_*') if (p / MANIFEST).exists())
+    return sorted((p for p in Path(run).glob('step_*') if re.fullmatch(r'step_\d+', p.name)), key=lambda p: int(p.name[5:]))
 
-def newest_whole(run, say=lambda text: None):
-    """The newest checkpoint of a run that is whole, saying so where a newer one is not. Raises UserError if none is."""
+def whole_checkpoints(run, say=lambda text: None):
+    """Yields the checkpoints of a run that are whole, newest first, and says of the others what is wrong with them."""
     for folder in reversed(checkpoints(run)):
         try:
             check_manifest(folder)
-            return folder
+            yield folder
         except UserError as e:
-            say(e)
-    raise UserError(f'no checkpoint in {run} is whole; start again with another --out_dir')
+            say(f'{e}; it is not used')
+
+def newest_whole(run, say=lambda text: None):
+    """The newest checkpoint of a run that is whole. Raises UserError if none is."""
+    if (folder := next(whole_checkpoints(run, say), None)) is None:
+        raise UserError(f'no checkpoint in {run} is whole; start again with another --out_dir')
+    return folder
 
 def load_tensors(paths):
     out = {}
@@ -687,7 +756,10 @@ def load_model(folder, **overrides):
     if not folder.is_dir():
         raise UserError(f'there is no checkpoint {folder}; `ls out` shows the runs, `ls out/<run>` their checkpoints')
     if (folder / MANIFEST).exists():
-        check_manifest(folder)
+        try:
+            check_manifest(folder)
+        except UserError as e:
+            raise UserError(f'{e}; use {next(whole_checkpoints(folder.parent), "another checkpoint")}')
     config = import_config(read_json(folder / 'config.json'), folder / 'config.json')
     files = sorted(folder.glob('model*.safetensors'))
     if not files:

@@ -13,7 +13,6 @@ It prepares the data if they are not there, prints a line every log_interval ste
 
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
-import atexit
 import functools
 import itertools
 import json
@@ -27,13 +26,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.distributed as dist
 
-from configurator import UserError, as_file, configure, launch, read_json, visible
-from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
-                   peak_flops, save_checkpoint, set_up, synchronize, upcast)
+from configurator import (StopSignal, UserError, Wandb, as_file, configure, cut_log, disk_is_full, duration, launch, lock, read_json,
+                          read_log, say, short, smaller_config, write_whole)
+from model import (GPT, GPTConfig, all_reduce, checkpoints, choose_compile, choose_device, choose_dtype, connect, leave, load_model,
+                   load_tensors, newest_whole, peak_flops, read_later, remove_checkpoint, save_checkpoint, setup_ranks, synchronize, upcast)
 from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta,
                      window_starts)
 from sample import generate
@@ -93,6 +91,7 @@ grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 device = 'auto'         # auto, cpu, cuda, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of activations and matmuls; weights are float32
 compile = 'auto'        # True, False, or auto: where it pays
+timeout = 600           # seconds after which a process that the others wait for is taken for dead
 # wandb
 wandb_log = False
 wandb_project = 'gpt'
@@ -100,8 +99,9 @@ wandb_run_name = ''     # '': the name of the folder
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-class Diverged(Exception):
-    """The loss or the gradient is no longer finite."""
+class Diverged(UserError):
+    """The loss or the gradient is no longer finite, or the weights of the processes differ."""
+    status, kind = 3, 'diverged'
 
 def find_data():
     """The data folder, prepared if it is missing, with the tokenizer of the model that is trained further."""
@@ -166,8 +166,8 @@ class FlatAdamW:
     and one message sums them over processes. Matrices have weight decay. With muon those of the blocks, which come last
     and have no v, take Muon's step.
 
-    A gradient that is not finite changes nothing from that step on (alive is 0), and nobody waits to know it. With
-    float16 it halves loss_scale instead, by which the loss is multiplied and which doubles every 2,000 steps
+    A gradient that is not finite changes nothing from that step on (alive is 0; steps counts up to it, and it stays in g),
+    and nobody waits to know it. With float16 it halves loss_scale instead, by which the loss is multiplied and which doubles every 2,000 steps
     (arXiv:1710.03740, section 3.2). The `extra` last numbers of g are the caller's: they are summed with it.
     """
 
@@ -189,18 +189,19 @@ class FlatAdamW:
                 a, C = param.shape
                 for part in zip(*(x.split((C, (a - C) // 2, (a - C) // 2) if 'c_attn' in name else a) for x in views)):
                     self.hidden.setdefault(part[0].shape, []).append(part)
-        self.lr, self.t, self.loss_scale, self.alive = (torch.tensor(x, device=place) for x in (0.0, 0.0, 0.0, True))
+        self.lr, self.t, self.steps, self.loss_scale, self.alive = (torch.tensor(x, device=place) for x in (0.0, 0.0, 0.0, 0.0, True))
         self.scaled = model.compute_dtype == torch.float16
         self.compile(False), self.reset()
 
     def reset(self):
         """Forgets all steps."""
-        [x.zero_() for x in (self.g, self.m, self.v, self.t)]
+        [x.zero_() for x in (self.g, self.m, self.v, self.t, self.steps)]
         self.alive.fill_(True), self.loss_scale.fill_(65536.0 if self.scaled else 1.0)
 
     def compile(self, on=True):
+        eager = self.update_in_pieces if self.p.device.type == 'cpu' else functools.partial(self.update_where, size=1 << 24)
         self.update, self.muon = [torch.compile(f, dynamic=False) for f in (self.update_where, self.update_hidden)] if on else \
-            [self.update_in_pieces, self.update_hidden]
+            [eager, self.update_hidden]
 
     def views(self, flat):
         """{name: its part, in its shape} of p, g, m or v."""
@@ -214,6 +215,7 @@ class FlatAdamW:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0) / self.loss_scale if max_norm else 1 / self.loss_scale
         ok = norm.isfinite() & self.alive
         self.t += ok
+        self.steps += self.alive
         if self.scaled:
             self.loss_scale.mul_(torch.where(ok, 1 + (self.t % 2000 == 0).float(), 0.5))
             self.alive.logical_and_(self.loss_scale > 1e-3)
@@ -222,11 +224,11 @@ class FlatAdamW:
         bias1, bias2 = (-torch.expm1(self.t * math.log(max(beta, 1e-30))) for beta in self.betas)     # 1 - beta^t
         lr = self.lr.fill_(lr)
         if self.hidden:
-            self.muon(ok, factor, lr)
-        self.update(ok, factor, lr / bias1, bias2.sqrt(), [1 - lr * x for x in self.weight_decays])
+            self.muon(ok, self.alive, factor, lr)
+        self.update(ok, self.alive, factor, lr / bias1, bias2.sqrt(), [1 - lr * x for x in self.weight_decays])
         return norm
 
-    def update_hidden(self, ok, factor, lr):
+    def update_hidden(self, ok, clear, factor, lr):
         """
         Muon: momentum as Nesterov has it, its direction orthogonalized, and as large as AdamW's step usually is
         (arXiv:2502.16982, equation 4), so that both share a learning rate and a weight decay.
@@ -237,24 +239,27 @@ class FlatAdamW:
             o = orthogonalize((g * factor).lerp(m, 0.95).to(self.dtype))
             p = p * (1 - lr * self.weight_decays[0]) - lr * 0.2 * max(a, b) ** 0.5 * o
             for new_p, new_m, (p, g, m) in zip(p, m, parts):
-                p.copy_(torch.where(ok, new_p, p)), m.copy_(torch.where(ok, new_m, m)), g.zero_()
+                for x, y in ((p, torch.where(ok, new_p, p)), (m, torch.where(ok, new_m, m)), (g, torch.where(clear, 0.0, g))):
+                    x.copy_(y)
 
-    def update_where(self, ok, factor, rate, root, decays):
+    def update_where(self, ok, clear, factor, rate, root, decays, size=1 << 62):
         """The whole update as one expression, which a compiler makes one pass over memory."""
-        for (p, g, m, v), decay in zip(self.parts, decays):
-            new = [x.clone() for x in (p, m, v)]
-            adamw(new[0], g * factor, *new[1:], rate, root, decay, *self.betas, self.eps)
-            for x, y in zip((p, m, v), new):
-                x.copy_(torch.where(ok, y, x))
-            g.zero_()
+        for part, decay in zip(self.parts, decays):
+            for p, g, m, v in zip(*(x.split(size) for x in part)):
+                new = [x.clone() for x in (p, m, v)]
+                adamw(new[0], g * factor, *new[1:], rate, root, decay, *self.betas, self.eps)
+                for x, y in zip((p, m, v), new):
+                    x.copy_(torch.where(ok, y, x))
+                g.copy_(torch.where(clear, 0.0, g))
 
-    def update_in_pieces(self, ok, factor, rate, root, decays):
+    def update_in_pieces(self, ok, clear, factor, rate, root, decays):
         """The same without a compiler, in pieces that fit the cache of a CPU."""
         factor, rate, root, *decays = map(float, (factor, rate, root, *decays))
         for part, decay in zip(self.parts, decays) if ok else ():
-            for p, g, m, v in zip(*(x.split(1 << 16 if x.device.type == 'cpu' else 1 << 24) for x in part)):
+            for p, g, m, v in zip(*(x.split(1 << 16) for x in part)):
                 adamw(p, g.mul_(factor), m, v, rate, root, decay, *self.betas, self.eps)
-        self.g.zero_()
+        if clear:
+            self.g.zero_()
 
 @torch.no_grad()
 def clip_grad_norm(params, max_norm):
@@ -277,17 +282,45 @@ def get_lr(it, max_lr, min_lr, warmup, cycle):
     return min_lr + 0.5 * (max_lr - min_lr) * (1 + math.cos(math.pi * (it - warmup) / (cycle - warmup)))
 
 # -----------------------------------------------------------------------------
-# several processes
+# what all processes must agree on
 
-def setup_ranks():
-    """-> rank, local_rank, world_size, from what torchrun sets."""
-    return tuple(int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+def check_alike(step, optimizer, world_size):
+    """
+    Whether all is well, for all processes alike: False if a weight or, at an earlier step, a gradient is not finite.
+    Raises Diverged if not all processes have the same weights, which they compare by a hash of the bits.
+    """
+    well = optimizer.alive & optimizer.p.sum().isfinite()
+    if world_size == 1:
+        return bool(well)
+    rows = optimizer.p.view(torch.int32).view(4096, -1).sum(1)
+    sha = (rows * torch.arange(1, 8192, 2, device=rows.device)).sum()
+    found = torch.stack([well.long(), sha, -sha])
+    all_reduce(found, 'MIN')
+    well, low, high = found.tolist()
+    if well and low != -high:
+        raise Diverged(f'the processes have different weights at step {step}: a machine computes wrongly; nothing after the last '
+                       f'checkpoint was saved, go on with --init_from=resume on other hardware')
+    return bool(well)
 
-def connect(place, world_size):
-    """Joins the processes, and sets what is set once for a device."""
-    set_up(place)
+@torch.no_grad()
+def first_not_finite(model, batches, loss, rank, world_size):
+    """
+    The name of what was not finite first in a step: a weight, an output of the forward pass, which is done again, the
+    loss, or, from the loss down, a gradient. Of several processes that in which it came first has the name, the others ''.
+    """
+    finite, outputs = lambda x: not torch.is_tensor(x) or bool(x.isfinite().all()), []
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda module, _, out, name=name: None if finite(out) else outputs.append(f'output of {name}'))
+    for x, y in batches:
+        model(x, y)
+    params = list(model.named_parameters())
+    found = [[f'weight {name}' for name, p in params if not finite(p)], outputs, ['loss'] * (not math.isfinite(loss)),
+             [f'gradient of {name}' for name, p in reversed(params) if not finite(p.grad)], ['norm of the gradient']]
+    stage = next(i for i, names in enumerate(found) if names)
+    first = torch.tensor([stage * world_size + rank], device=params[0][1].device)
     if world_size > 1:
-        dist.init_process_group('nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo')
+        all_reduce(first, 'MIN')
+    return found[stage][0] if int(first) == stage * world_size + rank else ''
 
 def check_batch(world_size):
     """Raises UserError where the global batch does not divide among processes and micro-batches."""
@@ -305,10 +338,11 @@ def check_batch(world_size):
 # evaluation
 
 @torch.no_grad()
-def evaluate(model, fast, shards, T, micro, max_tokens, place, rank=0, world_size=1):
+def evaluate(model, fast, shards, T, micro, max_tokens, place, rank=0, world_size=1, stop=None):
     """
     Mean loss in nats per token over the first max_tokens (0: all) of a split, the same non-overlapping windows every
-    time, and the same for any number of processes. fast: the model, compiled or not, for batches of the usual shape.
+    time, and the same for any number of processes. fast: the model, compiled or not, for batches of the usual shape. None
+    where a signal came in between.
     """
     model.eval()
     n = min(len(shards) - 1, max_tokens or len(shards))         # every token but the first is a target
@@ -318,15 +352,23 @@ def evaluate(model, fast, shards, T, micro, max_tokens, place, rank=0, world_siz
     if rest and (not max_tokens or not starts):                 # the last, shorter window
         batches.append(([len(starts) * T], rest))
     total = torch.zeros(2, dtype=torch.float64)                 # sum of losses, number of targets
-    losses = [torch.zeros((), device=place)]
-    for starts, length in batches[rank::world_size]:
-        x, y = shards.batch(starts, length, place)
-        losses.append((fast if x.shape == (micro, T) else model)(x, y)[1] * y.numel())
-        total[1] += y.numel()
+    losses, heard = [torch.zeros((), device=place)], None
+    for i in range(0, len(batches), world_size):
+        asked = stop.signal if stop else 0
+        if world_size > 1:      # all give up after the same batch
+            flag = torch.full((1,), float(asked), device=place)
+            all_reduce(flag)
+            asked, heard = heard and heard()[0], read_later(flag, place)
+        if asked:
+            return model.train() and None
+        for starts, length in batches[i:i + world_size][rank:rank + 1]:
+            x, y = shards.batch(starts, length, place)
+            losses.append((fast if x.shape == (micro, T) else model)(x, y)[1] * y.numel())
+            total[1] += y.numel()
     total[0] = torch.stack(losses).cpu().double().sum()
     if world_size > 1:
         total = total.to(place if place.startswith('cuda') else 'cpu')
-        dist.all_reduce(total)
+        all_reduce(total)
     model.train()
     return float(total[0] / total[1])
 
@@ -337,7 +379,7 @@ def peek(model, tok, place, texts=1, length=0):
     new = generate(model, [tok.encode(start) or [tok.eot or 0]] * texts, length or sample_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)
     rows = torch.stack(list(new), 1).tolist()
     model.train()
-    return [visible(start + tok.decode([i for i in row if i != tok.eot])) for row in rows]
+    return [start + tok.decode([i for i in row if i != tok.eot]) for row in rows]
 
 # -----------------------------------------------------------------------------
 # the run on disk
@@ -351,30 +393,19 @@ def choose_out_dir():
         if resuming and runs:
             return max(runs, key=lambda p: p.stat().st_mtime)
         names = (name if i == 1 else f'{name}-{i}' for i in itertools.count(1))
-        folder = next(Path('out') / n for n in names if not (Path('out') / n).exists())
-    if not resuming and (folder / 'config.py').exists():
-        raise UserError(f'{folder} already holds a run: continue it with --init_from={"resume" if checkpoints(folder) else "auto"}, '
-                        f'or give another --out_dir')
+        folder = next(Path('out') / n for n in names if not any(p.name != '.lock' for p in (Path('out') / n).glob('*')))
+    if not resuming:
+        check_free(folder)
     if init_from == 'resume' and not checkpoints(folder):
         raise UserError(f'there is no checkpoint in {folder} to resume; `ls out` shows the runs')
     return folder
 
-def read_log(path):
-    """The lines of a log, up to one that was not written to its end."""
-    entries = []
-    for line in path.read_text(encoding='utf-8').splitlines() if path.exists() else ():
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            break
-    return entries
+def check_free(folder):
+    if (folder / 'config.py').exists():
+        raise UserError(f'{folder} already holds a run: continue it with --init_from={"resume" if checkpoints(folder) else "auto"}, '
+                        f'or give another --out_dir')
 
-def cut_log(path, step):
-    """Drops what was logged after a checkpoint, before training goes on from it."""
-    kept = [e for e in read_log(path) if (e['step'] <= step if 'val_loss' in e else e['step'] < step)]
-    path.write_text(''.join(json.dumps(e) + '\n' for e in kept), encoding='utf-8')
-
-def draw_curves(run, say):
+def draw_curves(run):
     """curves.png: losses, learning rate and gradient norm against steps."""
     try:
         from matplotlib.figure import Figure
@@ -394,32 +425,20 @@ def draw_curves(run, say):
     axes[0].legend()
     figure.savefig(run / 'curves.png', dpi=110)
 
-class Wandb:
-    """Weights & Biases if it is asked for. Nothing it does, or fails to do, stops a run."""
-
-    def __init__(self, run, say):
-        self.on, self.say = wandb_log, say
-        self.attempt(lambda wandb: wandb.init(project=wandb_project, name=wandb_run_name or run.name, config=config, dir=str(run)))
-
-    def attempt(self, action):
-        if self.on:
-            try:
-                import wandb
-                action(wandb)
-            except Exception as e:      # whatever it is, training is worth more
-                self.on = self.say(f'wandb failed and is off for this run: {type(e).__name__}: {e}')
-
 def save(run, step, model, optimizer, eot, tok_path, state):
-    """Writes step_<step>/ and drops old checkpoints, but never the best."""
+    """Writes step_<step>/ and drops old checkpoints, but never the best. Raises Diverged where a value is not finite."""
     folder = run / f'step_{step:08d}'
     if not folder.exists():
+        if not all(x.sum().isfinite() for x in (optimizer.p, optimizer.m, optimizer.v)):
+            raise Diverged(f'a weight or moment is not finite at step {step}: nothing after the last checkpoint was saved')
         tensors = {f'{k}.{name}': x.cpu().clone() for k in 'mv' for name, x in optimizer.views(getattr(optimizer, k)).items()}
         save_checkpoint(folder, model, tok_path, eot, dict(state, step=step, model=asdict(model.config), updates=int(optimizer.t),
                                                            loss_scale=float(optimizer.loss_scale)), tensors)
-    best = min(state['val'], key=lambda e: e[1])[0] if state['val'] else step
+    evaluations = {e['step']: e['val_loss'] for e in read_log(run / 'log.jsonl') if 'val_loss' in e} | dict(state['val'])
+    best = min(evaluations, key=evaluations.get, default=step)
     for old in checkpoints(run)[:-keep_checkpoints]:
         if int(old.name[5:]) != best:
-            shutil.rmtree(old)
+            remove_checkpoint(old)
     return folder
 
 def restore(folder, optimizer, state):
@@ -434,20 +453,6 @@ def restore(folder, optimizer, state):
 
 # -----------------------------------------------------------------------------
 # what is said at the start and at the end
-
-def duration(seconds):
-    """duration(4000) -> '1 h 7 min'"""
-    s = round(seconds)
-    return f'{s} s' if s < 60 else f'{s // 60} min {s % 60} s' if s < 3600 else \
-        f'{s // 3600} h {s % 3600 // 60} min' if s < 86400 else f'{seconds / 86400:.1f} days'
-
-def smaller_config():
-    """What to run instead where this would take days: the _cpu variant of the config file, if there is one."""
-    for arg in sys.argv[1:]:
-        other = Path(arg.replace('.py', '_cpu.py'))
-        if arg.endswith('.py') and other.exists():
-            return f'python train.py {other}'
-    return 'python train.py'
 
 def estimate(model, batch, place):
     """Seconds of forward and backward of one micro-batch, by doing it."""
@@ -472,6 +477,9 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
             n = min(m, max(1, 4096 // T)) if place == 'cpu' and fast is model else m        # a part says enough
             try:
                 seconds = estimate(fast, data.batch([0] * n, T, place), place) * share / n
+                if fast is not model and place != 'cpu':    # what evaluates is compiled now, when nothing can be lost yet
+                    with torch.no_grad():
+                        fast.eval()(*data.batch([0] * n, T, place)), fast.train()
                 optimizer.step(0.0), synchronize(place)     # leaves the weights as they are
                 t = time.perf_counter()
                 optimizer.step(0.0), synchronize(place)
@@ -486,7 +494,7 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
     def agree(m, seconds):      # the same for all processes
         found = torch.tensor([m, -min(seconds, 60 * max_minutes or math.inf), steps, -steps], device=place)
         if world_size > 1:
-            dist.all_reduce(found, dist.ReduceOp.MIN)
+            all_reduce(found, 'MIN')
         if found[2] != -found[3]:
             raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
         return int(found[0]), -float(found[1])
@@ -516,22 +524,15 @@ def schedule(step, seconds, began):
 def is_complete(step, seconds):
     return step >= max_iters or 0 < 60 * max_minutes <= seconds
 
-def read_later(numbers, place):
-    """-> a function that gives a few numbers of the device, and waits for nothing if they have long been computed."""
-    copy, event = numbers.clone().to('cpu', non_blocking=True), torch.cuda.Event() if place.startswith('cuda') else None
-    if event:
-        event.record()
-    return lambda: (event and event.synchronize(), copy.tolist())[1]
-
 def says(loss, bpb):
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
 def print_ending(run, folder, step, data, loss, bpb, meta, seconds):
     others = ' (gzip -9 needs {gzip_bpb:.2f}, xz -9 {xz_bpb:.2f} for the same text)'
-    print(f'\n{says(loss, bpb)} over the whole split' + (others.format(**meta['val']) if bpb else ''))
-    print(f'data            {data}\ntime            {duration(seconds)}\ncheckpoint      {folder}\n'
+    say(f'\n{says(loss, bpb)} over the whole split' + (others.format(**meta['val']) if bpb else ''))
+    say(f'data            {data}\ntime            {duration(seconds)}\ncheckpoint      {folder}\n'
           f'sample from it  python sample.py --out_dir={run}')
-    print(f'train further   python train.py {run}/config.py --init_from=resume ' +
+    say(f'train further   python train.py {run}/config.py --init_from=resume ' +
           (f'--max_iters={2 * max_iters}' if step >= max_iters else f'--max_minutes={2 * max_minutes:g}'))
 
 # -----------------------------------------------------------------------------
@@ -539,7 +540,7 @@ def print_ending(run, folder, step, data, loss, bpb, meta, seconds):
 def main():
     started = time.perf_counter()
     rank, local_rank, world_size = setup_ranks()
-    say = functools.partial(print, flush=True) if rank == 0 else lambda *args: None
+    tell = say if rank == 0 else lambda *args: None
 
     check_knobs()       # what can be wrong is found before any data are prepared
     fields = {k: config[k] for k in GPTConfig.__dataclass_fields__ if k in config and k != 'vocab_size'}
@@ -558,11 +559,17 @@ def main():
     data = f'{meta["source"]}, hash {data_hash(meta)}, in {folder}'
 
     # model
-    connect(place, world_size)
+    writing = rank == 0 and not eval_only
+    stop = None if eval_only else StopSignal()
+    connect(place, world_size, timeout)
+    if writing:
+        lock(run / '.lock', f'another process trains in {run}: wait for its end, stop it, or give another --out_dir')
+        if init_from not in ('resume', 'auto'):
+            check_free(run)         # it may have been taken since
     clock = dict(saved=time.perf_counter())
-    resumed = newest_whole(run, say) if init_from in ('resume', 'auto') and checkpoints(run) else None
+    resumed = newest_whole(run, tell) if init_from in ('resume', 'auto') and checkpoints(run) else None
     if world_size > 1:
-        dist.barrier()      # rank 0 writes into the folder only when all have looked
+        all_reduce(torch.zeros(1, device=place))    # rank 0 writes into the folder only when all have looked
     torch.manual_seed(seed)
     if resumed:
         model = load_model(resumed, dropout=dropout, attention=attention)
@@ -584,8 +591,8 @@ def main():
     except (RuntimeError, AssertionError) as e:
         raise UserError(f'device {place!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
     state = read_json(resumed / 'training.json') if resumed else \
-        dict(step=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), muon=muon, auto={})
-    step = state['step']
+        dict(step=0, windows=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), muon=muon, auto={})
+    step = first = state['step']
     # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
     auto = state['auto'] if state['auto'].get('device') == place.split(':')[0] else {}
     if dtype == 'auto' and auto:
@@ -596,82 +603,132 @@ def main():
 
     # what is going to happen
     per_step = batch_size * T
-    say(f'data      | {data}')
-    say(f'device    | {place} ({why_place})' + (f', {world_size} processes' if world_size > 1 else ''))
-    say(f'dtype     | {type_} ({why_type}), weights and optimizer float32')
-    say(f'attention | {attention}' + (' (fused kernels of torch)' if attention == 'flash' else ' (as asked)'))
-    say(f'model     | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
-    say(f'data use  | {max_iters:,} steps, {max_iters * per_step:,} tokens, '
-        f'{max_iters * per_step / len(train_data):.2f} epochs of {len(train_data):,} tokens')
-    if is_complete(step, state['seconds']) and not eval_only and state['val'][-1:] and state['val'][-1][0] == step:
-        say(f'{run} is complete at step {step}; train further with a larger --max_iters or --max_minutes')
-        leave(world_size)
+    tell(f'data      | {data}')
+    tell(f'device    | {place} ({why_place})' + (f', {world_size} processes' if world_size > 1 else ''))
+    tell(f'dtype     | {type_} ({why_type}), weights and optimizer float32')
+    tell(f'attention | {attention}' + (' (fused kernels of torch)' if attention == 'flash' else ' (as asked)'))
+    tell(f'model     | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
+    tell(f'data use  | {max_iters:,} steps, {max_iters * per_step:,} tokens, '
+         f'{max_iters * per_step / len(train_data):.2f} epochs of {len(train_data):,} tokens')
+    knobs = dict(knobs_of_run(run, model, T, folder), processes=world_size)
+    if changed := [f'{k} {state["knobs"][k]!r} -> {v!r}' for k, v in knobs.items() if k in state.get('knobs', ()) and state['knobs'][k] != v]:
+        tell('changed   | ' + ', '.join(changed))
+    state['knobs'] = knobs
+    evaluated = lambda: any(e[0] == step for e in state['val'])
+    if is_complete(step, state['seconds']) and not eval_only and evaluated():
+        tell(f'{run} is complete at step {step}; train further with a larger --max_iters or --max_minutes')
         return dict(run=run, step=step)
-    fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, 0 if eval_only else max_iters - step, auto, say)
+    fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, 0 if eval_only else max_iters - step, auto, tell)
     if resumed:
         restore(resumed, optimizer, state)
     grad_accum = batch_size // world_size // micro
     state['auto'] = dict(device=place.split(':')[0], dtype=type_, compile=compiled, micro_batch_size=micro)
-    say(f'batch     | {batch_size} sequences, {per_step:,} tokens per step (processes x micro-batches x sequences: '
-        f'{world_size} x {grad_accum} x {micro})')
-    say(f'time      | about {duration(seconds)} here' +
-        (f'; smaller: {smaller_config()}' if seconds > 12 * 3600 and not place.startswith('cuda') else ''))
+    tell(f'batch     | {batch_size} sequences, {per_step:,} tokens per step (processes x micro-batches x sequences: '
+         f'{world_size} x {grad_accum} x {micro})')
+    tell(f'time      | about {duration(seconds)} here' +
+         (f'; smaller: {smaller_config()}' if seconds > 12 * 3600 and not place.startswith('cuda') else ''))
 
     # files
-    writing = rank == 0 and not eval_only
     if writing:
-        start_files(run, resumed, step, model, T, folder)
-        say((f'resumed {resumed}, ' if resumed else '') + f'writing {run}; stop with Ctrl-C, go on with: '
-            f'python train.py {run}/config.py --init_from=resume\n')
-    wandb_run = Wandb(run, say) if writing else None
+        start_files(run, resumed, step, knobs)
+        tell((f'resumed {resumed}, ' if resumed else '') + f'writing {run}; stop with Ctrl-C, go on with: '
+             f'python train.py {run}/config.py --init_from=resume\n')
+    wandb = Wandb(wandb_log and writing, project=wandb_project, name=wandb_run_name or run.name, config=config, dir=str(run))
 
     def log(entry):
         if writing:
-            with open(run / 'log.jsonl', 'a', encoding='utf-8') as f:
-                f.write(json.dumps(entry) + '\n')
-            wandb_run.attempt(lambda wandb: wandb.log({k: v for k, v in entry.items() if k != 'step'}, step=entry['step']))
+            wandb.call('log', {k: v for k, v in entry.items() if k != 'step'}, step=entry['step'])
+            try:
+                with open(run / 'log.jsonl', 'a', encoding='utf-8') as f:
+                    f.write(json.dumps(entry) + '\n')
+            except OSError as e:
+                tell(f'log.jsonl lacks step {entry["step"]}: {e.strerror}')
 
-    def evaluate_and_save(max_tokens):
-        """-> (loss, bits per byte, checkpoint)"""
-        loss = evaluate(model, fast if place != 'cpu' else model, val_data, T, micro, max_tokens, place, rank, world_size)
-        state['val'] = [e for e in state['val'] if e[0] != step] + [[step, loss]]
+    def micro_batches(step, windows):
+        """This process's share of a step, micro-batch by micro-batch, with the random numbers of dropout that belong to it."""
+        starts = window_starts(windows, batch_size, len(train_data), T, seed)[rank * micro * grad_accum:]
+        for i in range(grad_accum):
+            if dropout:     # by the number of the micro-batch in the global batch, so that any split of it is the same
+                torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + rank * grad_accum + i) % 2 ** 63)
+            yield train_data.batch(starts[i * micro:(i + 1) * micro], T, place)
+
+    def check():
+        """Raises Diverged, in all processes, if a gradient or a weight is not finite in one of them."""
+        if not check_alike(step, optimizer, world_size):
+            bad = first + int(optimizer.steps) - 1          # nothing has changed since
+            what = first_not_finite(model, micro_batches(bad, state['windows'] - (step - bad) * batch_size), float(last), rank, world_size)
+            raise Diverged(what and f'at step {bad + 1} the {what} was not finite' + f' in process {rank}' * (world_size > 1) +
+                           ', after which no weight changed and nothing was saved: resume with a lower --learning_rate or more --warmup_iters')
+
+    def save_here(must=True):
+        """-> the checkpoint; None where that failed but need not be (must)"""
+        check()
         state['seconds'] += time.perf_counter() - clock['saved']
         clock['saved'] = time.perf_counter()
+        try:
+            return save(run, step, model, optimizer, meta['eot'], tok_path, state) if writing else None
+        except OSError as e:
+            if must or not disk_is_full(e):
+                raise
+            tell(f'step {step} is not saved, the disk is full: make room; it goes on, and the next evaluation saves')
+
+    def evaluate_and_save(max_tokens):
+        """-> (loss, bits per byte, checkpoint), or None if a signal came first"""
+        if stop:
+            stop.limit = math.inf       # saving takes what it takes, and the others wait for it
+        loss = evaluate(model, fast if place != 'cpu' else model, val_data, T, micro, max_tokens, place, rank, world_size, stop)
+        if loss is None:
+            return None
+        check()
+        if not math.isfinite(loss):
+            raise Diverged(f'the validation loss is {loss} at step {step}: nothing after the last checkpoint was saved; resume with a '
+                           f'lower --learning_rate')
+        state['val'] = [e for e in state['val'] if e[0] != step] + [[step, loss]]
         log(dict(step=step, val_loss=loss, val_bpb=bits_per_byte(loss, meta)))
-        check_finite(step, loss, optimizer)
-        saved = save(run, step, model, optimizer, meta['eot'], tok_path, state) if writing else None
+        saved = None if eval_only else save_here(must=step >= max_iters)
         if writing:
-            draw_curves(run, say)
+            draw_curves(run)
         return loss, bits_per_byte(loss, meta), saved
 
     # training
-    stop, heard, seconds = StopSignal(), None, state['seconds']
+    asked, heard, seconds, last = 0, None, state['seconds'], torch.zeros((), device=place)
     flops, peak = model.flops_per_token(T), peak_flops(place) * world_size
+    if stop:
+        stop.ready = True
     t, t_step = time.perf_counter(), step
     while not (eval_only or is_complete(step, seconds)):
+        if step and step % eval_interval == 0 and not evaluated():
+            if (result := evaluate_and_save(eval_tokens)) is None:
+                asked = True
+                break
+            tell(f'step {step} | {says(*result[:2])} | saved {result[2]}')
+            if writing and sample_tokens and tok:
+                tell('    | ' + peek(model, tok, place)[0].replace('\n', '\n    | '))
+            t, t_step = time.perf_counter(), step
+        begun = time.perf_counter()
         lr = get_lr(schedule(step, seconds, state['began'] or seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
-        starts = window_starts(step * batch_size, batch_size, len(train_data), T, seed)
-        starts = starts[rank * micro * grad_accum:][:micro * grad_accum]        # this process's share
         loss = torch.zeros((), device=place)
-        for i in range(grad_accum):
-            x, y = train_data.batch(starts[i * micro:(i + 1) * micro], T, place)
-            if dropout:     # by the number of the micro-batch in the global batch, so that any split of it is the same
-                torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + rank * grad_accum + i) % 2 ** 63)
+        for x, y in micro_batches(step, state['windows']):
             part = fast(x, y)[1] / (grad_accum * world_size)
             (part * optimizer.loss_scale if type_ == 'float16' else part).backward()
             loss += part.detach()
-        signum, seconds = stop.signal, state['seconds'] + time.perf_counter() - clock['saved']
+        asked, seconds = stop.signal, state['seconds'] + begun - clock['saved']
         if world_size > 1:
             # with the gradients go the loss, and what all must agree on, which is read one step later: no step waits for it
             optimizer.extra[0] = loss
-            optimizer.extra[1].fill_(signum / world_size), optimizer.extra[2].fill_(seconds / world_size)
-            dist.all_reduce(optimizer.g)
-            loss = optimizer.extra[0].clone()
-            (signum, seconds), heard = heard() if heard else (0, state['seconds']), read_later(optimizer.extra[1:], place)
-            signum = signum and (stop.signal or signal.SIGTERM)
+            optimizer.extra[1].fill_(asked / world_size), optimizer.extra[2].fill_(seconds / world_size)
+            asked, seconds = heard() if heard else (0, state['seconds'])
+            if asked:       # all know it from the step before, and leave this one
+                break
+            all_reduce(optimizer.g)
+            loss, heard = optimizer.extra[0].clone(), read_later(optimizer.extra[1:], place)
         state['began'] = state['began'] or seconds      # on the clock of max_minutes
+        last = torch.where(optimizer.alive, loss, last)
         norm = optimizer.step(lr, grad_clip)
-        step += 1
+        step, state['windows'] = step + 1, state['windows'] + batch_size
+        stop.limit = max(10.0, 3 * (time.perf_counter() - begun))
+        if heard and stop.limit > 10:       # a long step: better wait for it than for the next one
+            asked = heard()[0]
 
         if step % log_interval == 0 or step == 1 or step == max_iters:
             loss, norm = float(loss), float(norm)       # waits for the device
@@ -679,87 +736,52 @@ def main():
             ms, rate = 1e3 * (now - t) / (step - t_step), per_step * (step - t_step) / (now - t)
             t, t_step = now, step
             mfu = rate * flops / peak if peak else None
-            say(f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {norm:.2f} | {ms:.1f} ms | '
-                f'{short(rate)} tok/s' + (f' | mfu {100 * mfu:.1f}%' if mfu else ''))
+            tell(f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {norm:.2f} | {ms:.1f} ms | '
+                 f'{short(rate)} tok/s' + (f' | mfu {100 * mfu:.1f}%' if mfu else ''))
             log(dict(step=step - 1, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=rate, mfu=mfu,
                      seconds=state['seconds'] + now - clock['saved']))
-            check_finite(step, loss, optimizer)
-        if step % eval_interval == 0 and step < max_iters:
-            loss, bpb, saved = evaluate_and_save(eval_tokens)
-            say(f'step {step} | {says(loss, bpb)} | saved {saved}')
-            if writing and sample_tokens and tok:
-                say('    | ' + peek(model, tok, place)[0].replace('\n', '\n    | '))
-            t, t_step = time.perf_counter(), step
-        if signum and step < max_iters:
-            check_finite(step, loss, optimizer)
-            if writing:
-                state['seconds'] += time.perf_counter() - clock['saved']
-                saved = save(run, step, model, optimizer, meta['eot'], tok_path, state)
-                say(f'\nstopped at step {step}; saved {saved}\n'
-                    f'go on with: python train.py {run}/config.py --init_from=resume')
-                wandb_run.attempt(lambda wandb: wandb.finish())
-            leave(world_size, 128 + signum)
-            sys.exit(128 + signum)
+            check()
+        if asked:
+            break
 
-    loss, bpb, saved = evaluate_and_save(0)
-    stop.end()
+    if asked or (result := evaluate_and_save(0)) is None:
+        stop.limit = math.inf
+        saved = save_here()
+        tell(f'\nstopped at step {step}; saved {saved}\ngo on with: python train.py {run}/config.py --init_from=resume')
+        wandb.finish()
+        stop.end(), leave(place, world_size)
+        sys.exit(128 + (stop.signal or signal.SIGTERM))
+    loss, bpb, saved = result
     if eval_only:
-        say(says(loss, bpb))
+        tell(says(loss, bpb))
+    else:
+        stop.end()
     if writing:
         for text in peek(model, tok, place, 4, 3 * sample_tokens) if sample_tokens and tok else ():
-            say('-' * 40 + '\n' + text)
+            tell('-' * 40 + '\n' + text)
         print_ending(run, saved, step, data, loss, bpb, meta, time.perf_counter() - started)
-        wandb_run.attempt(lambda wandb: wandb.finish())
-    leave(world_size)
+    wandb.finish()
+    leave(place, world_size)
     return dict(run=run, step=step, val_loss=loss, val_bpb=bpb)
 
-def start_files(run, resumed, step, model, T, folder):
-    """Makes the folder of a run, with the knobs that start it again, and drops what came after a resumed checkpoint."""
+def knobs_of_run(run, model, T, folder):
+    """The knobs that start a run again."""
     knobs = dict(config, out_dir=run.as_posix())
     if init_from in ('resume', 'auto'):
         knobs['init_from'] = 'scratch'
     elif init_from != 'scratch':        # what it began with has won over the knobs
         knobs.update({k: v for k, v in asdict(model.config).items() if k in config}, block_size=T, dataset=folder.as_posix())
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        (run / 'config.py').write_text(as_file(knobs), encoding='utf-8')
-    except OSError as e:
-        raise UserError(f'can not write to {run}: {e.strerror}; give another --out_dir')
+    return knobs
+
+def start_files(run, resumed, step, knobs):
+    """Writes config.py, and drops from a run what came after a resumed checkpoint; damaged ones are put aside."""
+    write_whole(run / 'config.py', as_file({k: v for k, v in knobs.items() if k in config}))
+    for partial in run.glob('.step_*.partial'):
+        shutil.rmtree(partial)
     for later in checkpoints(run):
         if int(later.name[5:]) > step:
-            shutil.rmtree(later)
+            later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     cut_log(run / 'log.jsonl', step)
-
-def check_finite(step, loss, optimizer):
-    if not (math.isfinite(loss) and optimizer.alive):
-        raise Diverged(f'loss {float(loss)} at step {step}' + ('' if optimizer.alive else ', gradient not finite'))
-
-def leave(world_size, status=0):
-    """The end of one process of several, without that of the interpreter, which threads of torch may still want (SIGABRT)."""
-    if world_size > 1:
-        dist.barrier()
-        dist.destroy_process_group()
-        atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(status)))
-
-def short(n):
-    """short(412345) -> '412k'"""
-    return f'{n / 1e6:.2f}M' if n >= 1e6 else f'{n / 1e3:.0f}k' if n >= 1e4 else f'{n:.0f}'
-
-class StopSignal:
-    """The first Ctrl-C or SIGTERM asks for a checkpoint and an end after this step; a second Ctrl-C ends at once."""
-
-    def __init__(self):
-        self.signal = 0
-        self.before = {s: signal.signal(s, self.hear) for s in (signal.SIGINT, signal.SIGTERM) if not eval_only}
-
-    def end(self):
-        for s, handler in self.before.items():
-            signal.signal(s, handler)
-
-    def hear(self, signum, frame):
-        if self.signal and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = signum
 
 def check_knobs():
     for least, names in ((1, 'max_iters eval_interval log_interval block_size keep_checkpoints'),
@@ -780,21 +802,18 @@ def check_knobs():
 
 def check_resumed(found, wanted, folder, data):
     """Raises UserError, naming the knob, if a checkpoint does not fit the knobs or the data it is resumed with."""
-    for k, v in asdict(found).items():
-        knob = getattr(wanted, k)
+    before = dict(dict(muon=False, knobs={}), **read_json(folder / 'training.json'))
+    if before.get('data') != data:
+        other = [f'{k} = {before["knobs"][k]!r}, not {config[k]!r}' for k in ('dataset', 'tokenizer', 'vocab_size')
+                 if before['knobs'].get(k, config[k]) != config[k]]
+        raise UserError(f'{folder} was trained on other data ({", ".join(other) or "its tokens have changed"}): resume it as it '
+                        f'began, or start a new run with --init_from={folder}')
+    for k, v in dict(asdict(found), muon=before['muon']).items():
+        knob = dict(asdict(wanted), muon=muon)[k]
         differs = knob > v if k in ('block_size', 'vocab_size') else knob != v
         if differs and k not in ('attention', 'dropout'):
-            raise UserError(f'{folder} has {k} = {v}, not {knob}: resume it with its own config.py')
-    before = dict(dict(muon=False), **read_json(folder / 'training.json'))
-    for name, now in dict(data=data, muon=muon).items():
-        if before.get(name) != now:
-            raise UserError(f'{folder} was trained with {name} = {before.get(name)}, not {now}: resume it as it began, or '
-                            f'start a new run with --init_from={folder}')
+            raise UserError(f'{folder} has {k} = {v}, not {knob}: resume it with its own config.py, or start a new run with '
+                            f'--init_from={folder}')
 
 if __name__ == '__main__':
-    try:
-        launch(main)
-    except Diverged as e:
-        print(f'diverged: {e}: nothing after the last checkpoint was saved; resume with a lower --learning_rate or more '
-              f'--warmup_iters', file=sys.stderr)
-        sys.exit(3)
+    launch(main)
