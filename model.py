@@ -491,8 +491,30 @@ def connect(place, world_size, timeout=600):
     """Joins the processes, and sets what is set once for a device. timeout: seconds that they wait for each other."""
     set_up(place)
     if world_size > 1:
+        wait, rank = timedelta(seconds=timeout), int(os.environ['RANK'])
+        store = next(dist.rendezvous('env://', timeout=wait))[0]
         backend = 'nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo'
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        dist.init_process_group(backend, timeout=wait, rank=rank, world_size=world_size,
+                                store=dist.PrefixStore(meet(store, rank, world_size, timeout), store))
+
+def meet(store, rank, world_size, timeout):
+    """
+    A name that only the processes of this start have. The store of torchrun outlives a restart and still holds the
+    addresses of processes that are gone: rank 0 answers every greeting it finds until all who live have its name.
+    """
+    name, deadline = os.urandom(8).hex(), time.monotonic() + timeout
+    if rank > 0:
+        store.set(f'greeting/{rank}', name)
+        name = store.get(f'answer/{name}').decode()
+        store.set(f'here/{name}/{rank}', '')
+    while rank == 0 and not store.check([f'here/{name}/{r}' for r in range(1, world_size)]):
+        for r in range(1, world_size):
+            if store.check([f'greeting/{r}']):
+                store.set(f'answer/{store.get(f"greeting/{r}").decode()}', name)
+        if time.monotonic() > deadline:
+            raise Lost(f'not all {world_size} processes came within {timeout} s: look at what the others say')
+        time.sleep(0.01)
+    return name
 
 def all_reduce(x, op='SUM'):
     """dist.all_reduce. Raises Lost where another process is gone."""
