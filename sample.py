@@ -100,6 +100,14 @@ def generate(model, prompts, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0
         if all(t[-1] == stop for t in texts):
             return
 
+def peek(model, tok, start, num_samples, max_new_tokens, seed):
+    """Some texts of a model in training, for a person to look at."""
+    model.eval()
+    prompts = [tok.encode(start) or [tok.eot or 0]] * num_samples
+    rows = torch.stack(list(generate(model, prompts, max_new_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)), 1).tolist()
+    model.train()
+    return [start + tok.decode([i for i in row if i != tok.eot]) for row in rows]
+
 def compile_step(model, place):
     """The model, compiled for one token at a time; on a GPU with its launches recorded, and played back as one."""
     from torch._inductor import decomposition

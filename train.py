@@ -34,7 +34,7 @@ from model import (GPT, GPTConfig, all_reduce, checkpoints, choose_compile, choo
                    load_tensors, newest_whole, peak_flops, read_later, remove_checkpoint, save_checkpoint, setup_ranks, synchronize, upcast)
 from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta,
                      window_starts)
-from sample import generate
+from sample import peek
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -372,38 +372,29 @@ def evaluate(model, fast, shards, T, micro, max_tokens, place, rank=0, world_siz
     model.train()
     return float(total[0] / total[1])
 
-def peek(model, tok, place, texts=1, length=0):
-    """Some texts from the model, for a person to look at."""
-    model.eval()
-    start = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    new = generate(model, [tok.encode(start) or [tok.eot or 0]] * texts, length or sample_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)
-    rows = torch.stack(list(new), 1).tolist()
-    model.train()
-    return [start + tok.decode([i for i in row if i != tok.eot]) for row in rows]
-
 # -----------------------------------------------------------------------------
 # the run on disk
 
-def choose_out_dir():
-    """out_dir, or the next free out/<dataset>; for a resume the newest of those. Raises UserError if it is taken."""
+def choose_out_dir(writing):
+    """
+    out_dir, or the next free out/<dataset>; for a resume the newest of those. Who writes owns it from then on. Raises
+    UserError if it is taken, or if there is nothing to resume.
+    """
     resuming, folder = init_from in ('resume', 'auto'), Path(out_dir)
     if not out_dir:
         name = data_name(dataset)
         runs = [p for p in Path('out').glob('*') if re.fullmatch(re.escape(name) + r'(-\d+)?', p.name) and checkpoints(p)]
-        if resuming and runs:
-            return max(runs, key=lambda p: p.stat().st_mtime)
         names = (name if i == 1 else f'{name}-{i}' for i in itertools.count(1))
-        folder = next(Path('out') / n for n in names if not any(p.name != '.lock' for p in (Path('out') / n).glob('*')))
-    if not resuming:
-        check_free(folder)
+        folder = max(runs, key=lambda p: p.stat().st_mtime) if resuming and runs else next(
+            Path('out') / n for n in names if not any(p.name != '.lock' for p in (Path('out') / n).glob('*')))
     if init_from == 'resume' and not checkpoints(folder):
         raise UserError(f'there is no checkpoint in {folder} to resume; `ls out` shows the runs')
-    return folder
-
-def check_free(folder):
-    if (folder / 'config.py').exists():
+    if writing:
+        lock(folder / '.lock', f'another process trains in {folder}: wait for its end, stop it, or give another --out_dir')
+    if not resuming and (folder / 'config.py').exists():
         raise UserError(f'{folder} already holds a run: continue it with --init_from={"resume" if checkpoints(folder) else "auto"}, '
                         f'or give another --out_dir')
+    return folder
 
 def draw_curves(run):
     """curves.png: losses, learning rate and gradient norm against steps."""
@@ -423,7 +414,10 @@ def draw_curves(run):
     rows = [e for e in log if 'val_loss' in e]
     axes[0].plot([e['step'] for e in rows], [e['val_loss'] for e in rows], 'o-', label='validation')
     axes[0].legend()
-    figure.savefig(run / 'curves.png', dpi=110)
+    try:
+        figure.savefig(run / 'curves.png', dpi=110)
+    except OSError as e:
+        say(f'no curves.png: {e.strerror}')
 
 def save(run, step, model, optimizer, eot, tok_path, state):
     """Writes step_<step>/ and drops old checkpoints, but never the best. Raises Diverged where a value is not finite."""
@@ -548,7 +542,8 @@ def main():
     place, why_place = choose_device(device, local_rank)
     type_, why_type = choose_dtype(dtype, place)
     check_batch(world_size)
-    run = choose_out_dir()
+    writing = rank == 0 and not eval_only
+    run = choose_out_dir(writing)
 
     # data
     folder = find_data()
@@ -559,13 +554,8 @@ def main():
     data = f'{meta["source"]}, hash {data_hash(meta)}, in {folder}'
 
     # model
-    writing = rank == 0 and not eval_only
     stop = None if eval_only else StopSignal()
     connect(place, world_size, timeout)
-    if writing:
-        lock(run / '.lock', f'another process trains in {run}: wait for its end, stop it, or give another --out_dir')
-        if init_from not in ('resume', 'auto'):
-            check_free(run)         # it may have been taken since
     clock = dict(saved=time.perf_counter())
     resumed = newest_whole(run, tell) if init_from in ('resume', 'auto') and checkpoints(run) else None
     if world_size > 1:
@@ -662,7 +652,6 @@ def main():
 
     def save_here(must=True):
         """-> the checkpoint; None where that failed but need not be (must)"""
-        check()
         state['seconds'] += time.perf_counter() - clock['saved']
         clock['saved'] = time.perf_counter()
         try:
@@ -692,6 +681,7 @@ def main():
 
     # training
     asked, heard, seconds, last = 0, None, state['seconds'], torch.zeros((), device=place)
+    opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
     flops, peak = model.flops_per_token(T), peak_flops(place) * world_size
     if stop:
         stop.ready = True
@@ -703,7 +693,7 @@ def main():
                 break
             tell(f'step {step} | {says(*result[:2])} | saved {result[2]}')
             if writing and sample_tokens and tok:
-                tell('    | ' + peek(model, tok, place)[0].replace('\n', '\n    | '))
+                tell('    | ' + peek(model, tok, opening, 1, sample_tokens, seed)[0].replace('\n', '\n    | '))
             t, t_step = time.perf_counter(), step
         begun = time.perf_counter()
         lr = get_lr(schedule(step, seconds, state['began'] or seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
@@ -746,6 +736,7 @@ def main():
 
     if asked or (result := evaluate_and_save(0)) is None:
         stop.limit = math.inf
+        check()
         saved = save_here()
         tell(f'\nstopped at step {step}; saved {saved}\ngo on with: python train.py {run}/config.py --init_from=resume')
         wandb.finish()
@@ -757,7 +748,7 @@ def main():
     else:
         stop.end()
     if writing:
-        for text in peek(model, tok, place, 4, 3 * sample_tokens) if sample_tokens and tok else ():
+        for text in peek(model, tok, opening, 4, 3 * sample_tokens, seed) if sample_tokens and tok else ():
             tell('-' * 40 + '\n' + text)
         print_ending(run, saved, step, data, loss, bpb, meta, time.perf_counter() - started)
     wandb.finish()
