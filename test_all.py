@@ -19,6 +19,7 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -47,6 +48,7 @@ from model import GPT, GPT2, GPTConfig
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, load_tokenizer,
                        plain_encode, plain_train, train_bpe)
 
+LONG = bool(os.environ.get('LONG'))         # python test_all.py --long: hundreds of cases where a few are tried otherwise
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
 torch.set_num_threads(1)                    # these models are too small for more
 
@@ -1828,35 +1830,321 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(monk
         script('train', '--batch_size=10', '--micro_batch_size=4').check_batch(1)
     script('train', '--batch_size=12', '--micro_batch_size=3').check_batch(2)
 
-def run_until(path, args, sent, kind):
-    """Starts train.py and sends it a signal as soon as its log has `sent` lines."""
-    process = subprocess.Popen([sys.executable, str(HERE / 'train.py'), *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                               env=dict(os.environ, OMP_NUM_THREADS='1'))
-    log = Path(path) / 'log.jsonl'
-    while process.poll() is None and not (log.exists() and log.read_text().count('\n') >= sent):
-        time.sleep(0.01)
-    process.send_signal(kind)
-    return process.wait(60), process.stderr.read().decode()
+# -----------------------------------------------------------------------------
+# nothing lost: what happens to a run
 
-def test_a_run_that_was_killed_ends_with_the_weights_of_one_that_was_not():
-    args = ['--max_iters=300', '--eval_interval=10', '--sample_tokens=0', '--dropout=0.1', '--log_interval=1']
-    _, straight, a = train_here(*args, '--out_dir=a')
-    for i, sent in enumerate((37, 111, 219)):
-        status, _ = run_until('b', [*SMALL, *args, '--out_dir=b', '--init_from=auto'], sent, signal.SIGKILL)
-        assert status == -signal.SIGKILL
-    _, log, b = train_here(*args, '--out_dir=b', '--init_from=auto')
-    assert same_weights(a, b) and losses(log) == losses(straight)
+def start(function, *args, **env):
+    """Calls a function in a fork of this process, with its output in a file. -> its pid"""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.environ.update(env)
+            out = os.open(f'{os.getpid()}.out', os.O_CREAT | os.O_WRONLY)
+            os.dup2(out, 1), os.dup2(out, 2)
+            sys.stdout, sys.stderr = (os.fdopen(fd, 'w', buffering=1, closefd=False) for fd in (1, 2))
+            for s, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                signal.signal(s, default)
+            configurator.launch(lambda: function(*args))
+        except SystemExit as e:
+            status = e.code or 0
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+    return pid
 
-@pytest.mark.parametrize('kind', [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_asked_to_stop_saves_first(kind):
-    args = ['--max_iters=300', '--eval_interval=100', '--sample_tokens=0']
-    _, straight, a = train_here(*args, '--out_dir=a')
-    status, err = run_until('b', [*SMALL, *args, '--out_dir=b'], 30, kind)
-    assert status == 128 + kind and 'Traceback' not in err
-    saved = model_module.checkpoints('b')[-1]
-    assert int(saved.name[5:]) >= 30 and int(saved.name[5:]) < 300
-    _, log, b = train_here(*args, '--out_dir=b', '--init_from=resume')
-    assert same_weights(a, b) and losses(log) == losses(straight)
+def end(pid, seconds=60):
+    """-> (the exit status of a process, 128 + n if it was killed; what it said); it fails where it does not come to an end"""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return (128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)), Path(f'{pid}.out').read_text(errors='replace')
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail(f'it did not end in {seconds} s: ' + Path(f'{pid}.out').read_text(errors='replace')[-3000:])
+
+def trained(*args, change=lambda module: None):
+    """What start() is to do: train.py with these arguments, its module changed before."""
+    module = script('train', *SMALL, *args)
+    module.draw_curves = lambda run: None       # it takes longer than these runs
+    change(module)
+    module.main()
+
+def port():
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+def start_ranks(n, *args, change=lambda module: None, **env):
+    """n processes that train together, each in a fork. -> their pids"""
+    env = dict(WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port()), **env)
+    return [start(functools.partial(trained, change=change), *args, RANK=str(r), LOCAL_RANK=str(r), **env) for r in range(n)]
+
+def prepared_corpus():
+    """The data folder of train_here, so that many runs need not make it again."""
+    write_corpus()
+    script('prepare', '--dataset=corpus.txt', '--vocab_size=300').main()
+
+def wait_for(path, lines, pid):
+    """Waits until a log has some lines."""
+    while not (path.exists() and path.read_text().count('\n') >= lines):
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), Path(f'{pid}.out').read_text()
+        time.sleep(0.002)
+
+OTHER_CHOICES = dict(choose_dtype=lambda dtype, place: ('bfloat16', 'another machine'), estimate=lambda *args: 1e6)
+KILLED = ['--max_iters=50', '--eval_interval=5', '--sample_tokens=0', '--dropout=0.1', '--micro_batch_size=4', '--dataset=data/corpus-bpe300',
+          '--block_size=128', '--eval_tokens=128', '--init_from=auto', '--dtype=auto', '--compile=auto']
+
+def test_a_run_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not():
+    prepared_corpus()
+    assert prepare_module.read_meta(Path('data/corpus-bpe300'))['train']['tokens'] < 50 * 8 * 128      # an epoch ends
+    first_dtype = lambda module: setattr(module, 'choose_dtype', lambda dtype, place: ('float32', 'this machine'))
+    second = lambda module: [setattr(module, k, v) for k, v in OTHER_CHOICES.items()]
+    t = time.monotonic()
+    assert end(start(functools.partial(trained, change=first_dtype), *KILLED, '--out_dir=a'))[0] == 0
+    seconds, rng = time.monotonic() - t, random.Random(1)
+    straight, moments = model_module.checkpoints('a')[-1], []
+    for i in range(80 if LONG else 4):
+        pid = start(functools.partial(trained, change=first_dtype), *KILLED, '--out_dir=b')
+        time.sleep(rng.uniform(0.1, 1) * seconds)
+        os.kill(pid, signal.SIGKILL)
+        end(pid)
+        moments.append([p.name for p in model_module.checkpoints('b')])
+        status, said = end(start(functools.partial(trained, change=second if moments[-1] else first_dtype), *KILLED, '--out_dir=b'))
+        assert status == 0 and same_weights(straight, model_module.checkpoints('b')[-1]), said
+        assert losses(train_module.read_log(Path('b/log.jsonl'))) == losses(train_module.read_log(Path('a/log.jsonl')))
+        assert not list(Path('b').glob('.step*'))
+        shutil.rmtree('b')
+    assert len(set(map(tuple, moments))) > (8 if LONG else 1)       # before the first checkpoint, between others
+
+@pytest.mark.parametrize('compiled', [False, True] if LONG else [False])
+def test_a_process_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(compiled):
+    prepared_corpus()
+    args = [HERE / 'train.py', *SMALL, *KILLED, f'--compile={compiled}']
+    if compiled:
+        launch(*args, '--out_dir=warm', check=0)
+    t = time.monotonic()
+    launch(*args, '--out_dir=a', check=0)
+    seconds, rng = time.monotonic() - t, random.Random(1)
+    for i in range(10 if LONG else 1):
+        process = subprocess.Popen([sys.executable, *map(str, args), '--out_dir=b'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   env=dict(os.environ, OMP_NUM_THREADS='1'))
+        time.sleep(rng.uniform(0.3, 1) * seconds)
+        process.kill()
+        process.wait()
+        launch(*args, '--out_dir=b', check=0)
+        assert same_weights(model_module.checkpoints('a')[-1], model_module.checkpoints('b')[-1])
+        shutil.rmtree('b')
+
+def run_with_two_checkpoints(*args):
+    """A run in the folder a with checkpoints of steps 5 and 10. -> the older, the newer"""
+    train_here('--max_iters=10', '--eval_interval=5', '--sample_tokens=0', '--out_dir=a', *args)
+    assert [p.name for p in model_module.checkpoints('a')] == ['step_00000005', 'step_00000010']
+    return model_module.checkpoints('a')
+
+def crash_at(n):
+    """Ends this process at the n-th time that it asks the system to change something: open, sync, make, rename, remove."""
+    count, real = itertools.count(), os.fsync
+    hit = lambda: next(count) == n and os._exit(99)
+    os.fsync = lambda fd: (hit(), real(fd), hit())
+    events = ('open', 'os.mkdir', 'os.rename', 'os.remove', 'os.rmdir', 'os.chmod', 'shutil.copyfile')
+    sys.addaudithook(lambda event, args: event in events and ('step_' in str(args[0]) or str(args[0]).endswith('.json')) and hit())
+
+def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one():
+    run_with_two_checkpoints()
+    shutil.copytree('a', 'whole')
+    shutil.rmtree('a/step_00000010')
+    module = script('train', 'a/config.py', '--init_from=resume', '--keep_checkpoints=1', f'--dataset={Path("data/corpus-bpe300").resolve()}')
+    save, seen, sizes = module.save, Counter(), [0, 500, *range(1000, 600000, 30000 if LONG else 150000)]
+    def child(folder, point, size, *args):
+        os.chdir(folder)
+        if size:        # a write beyond it kills: in the middle of a file
+            import resource
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        crash_at(point)
+        save(*args)
+    def crashing(run, *args):
+        points = itertools.takewhile(lambda point: not seen[0], itertools.count(0, 1 if LONG else 3))
+        for point in itertools.chain(points, (-size for size in sizes[1:])):
+            folder = Path(f'crash{point}')
+            shutil.copytree(run, folder / run)
+            status, said = end(start(child, folder, point, max(-point, 0), run, *args))
+            left = model_module.newest_whole(folder / run)
+            assert status in (0, 99, 128 + signal.SIGXFSZ) and same_weights(left, Path('whole') / left.name), said
+            model_module.load_model(left)
+            seen[status] += 1
+            seen[left.name] += 1
+            shutil.rmtree(folder)
+        return save(run, *args)
+    module.save, module.draw_curves = crashing, lambda run: None
+    module.main()
+    assert seen[99] > (60 if LONG else 20) and seen['step_00000005'] > seen['step_00000010'] > 3 and seen[128 + signal.SIGXFSZ] > 2
+    assert [p.name for p in model_module.checkpoints('a')][-1] == 'step_00000010' and not list(Path('a').glob('.step*'))
+
+def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(monkeypatch):
+    events, paths, open_, fsync, rename, replace = [], {}, os.open, os.fsync, os.rename, os.replace
+    def opened(path, *args, **kwargs):
+        fd = open_(path, *args, **kwargs)
+        paths[fd] = Path(path)
+        return fd
+    monkeypatch.setattr(os, 'open', opened)
+    monkeypatch.setattr(os, 'fsync', lambda fd: (events.append(('sync', paths[fd])), fsync(fd))[1])
+    monkeypatch.setattr(os, 'rename', lambda a, b: (events.append(('name', Path(a), Path(b))), rename(a, b))[1])
+    monkeypatch.setattr(os, 'replace', lambda a, b: (events.append(('name', Path(a), Path(b))), replace(a, b))[1])
+    folder = Path('run/step_00000001').resolve()
+    Path('tok.json').write_text('{}')
+    model_module.save_checkpoint(folder, GPT(tiny()), 'tok.json', None, dict(step=1), dict(x=torch.ones(3)))
+    partial = folder.with_name('.step_00000001.partial')
+    named = events.index(('name', partial, folder))
+    assert {e[1] for e in events[:named]} == {partial, *(partial / p.name for p in folder.iterdir())} and len(list(folder.iterdir())) == 8
+    assert events[named - 1] == ('sync', partial) and events[named + 1:] == [('sync', folder.parent)]
+    events.clear()
+    configurator.write_whole(folder / 'note', 'text')
+    assert events == [('sync', folder / '.note.partial'), ('name', folder / '.note.partial', folder / 'note'), ('sync', folder)]
+    assert (folder / 'note').read_text() == 'text' and not (folder / '.note.partial').exists()
+
+def damaged(folder, kind, rng):
+    """Damages one file of a folder, larger ones more often. -> its name and what mends it"""
+    files = sorted(folder.iterdir())
+    path = rng.choices(files, [p.stat().st_size for p in files])[0] if rng.random() < 0.5 else rng.choice(files)
+    before, data = path.read_bytes(), bytearray(path.read_bytes())
+    at = rng.randrange(len(data))
+    if kind == 'bit':
+        data[at] ^= 1 << rng.randrange(8)
+    elif kind == 'page':
+        data[at // 4096 * 4096:at // 4096 * 4096 + 4096] = bytes(min(4096, len(data) - at // 4096 * 4096))
+    elif kind == 'cut':
+        del data[at:]
+    elif kind == 'byte':
+        data.append(rng.choice(b'\n \0x'))
+    elif kind == 'other':
+        data = (folder.with_name('step_00000005') / path.name).read_bytes()
+    path.write_bytes(data)
+    return path, before
+
+def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_offered_and_taken(capsys):
+    older, newer = run_with_two_checkpoints()
+    rng, counts = random.Random(2), dict(bit=2000, page=500, cut=500, byte=100, other=100) if LONG else dict(bit=150, page=50, cut=50, byte=30, other=20)
+    for kind, count in counts.items():
+        tried = 0
+        while tried < count:
+            path, before = damaged(newer, kind, rng)
+            if path.read_bytes() != before:
+                said, tried = [], tried + 1
+                assert model_module.newest_whole('a', said.append) == older
+                assert len(said) == 1 and isinstance(said[0], str) and '\n' not in said[0]
+                assert str(path) in said[0] or path.name == 'manifest.json' and str(newer) in said[0], said
+                if tried <= count / 10:
+                    with pytest.raises(UserError, match=re.escape(f'use {older}')):
+                        model_module.load_model(newer)
+            path.write_bytes(before)
+    for name in sorted(p.name for p in newer.iterdir()):        # a file that is gone, or one too many
+        os.rename(newer / name, 'aside')
+        assert model_module.newest_whole('a') == older
+        os.rename('aside', newer / name)
+    for name in 'model-00002-of-00002.safetensors', 'x.safetensors':
+        shutil.copyfile(older / 'model.safetensors', newer / name)
+        assert model_module.newest_whole('a') == older
+        os.remove(newer / name)
+    assert model_module.newest_whole('a') == newer
+    shutil.copytree('a', 'whole')
+    for kind in ('bit', 'page', 'cut', 'byte', 'other') * (2 if LONG else 1):
+        while (last := damaged(newer, kind, rng))[0].read_bytes() == last[1]:
+            pass
+        line = one_line(launch(HERE / 'sample.py', f'--out_dir={newer}', '--device=cpu')) if LONG or kind == 'bit' else ''
+        assert not line or f'use {older}' in line
+        done = launch(HERE / 'train.py', 'a/config.py', '--init_from=resume', check=0) if LONG or kind == 'cut' else None
+        if done:
+            assert f'{newer}' in done.stdout and f'resumed {older}' in done.stdout
+            assert same_weights(newer, Path('whole') / newer.name) and len(list(Path('a').glob('damaged_*'))) == 1
+            shutil.rmtree('a')
+            shutil.copytree('whole', 'a')
+        last[0].write_bytes(last[1])
+    for folder in older, newer:
+        damaged(folder, 'byte', rng)
+    assert 'no checkpoint in a is whole' in one_line(launch(HERE / 'train.py', 'a/config.py', '--init_from=resume'))
+
+def limited(size, *args):
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    trained(*args)
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_half_written():
+    _, straight, a = train_here('--max_iters=15', '--eval_interval=5', '--sample_tokens=0', '--out_dir=a')
+    train_here('--max_iters=5', '--lr_decay_iters=15', '--sample_tokens=0', '--out_dir=b')
+    args = ['--max_iters=15', '--eval_interval=5', '--sample_tokens=0', '--out_dir=b', '--init_from=resume']
+    shutil.copytree('b', 'old')
+    largest = max(p.stat().st_size for p in Path('b/step_00000005').iterdir())
+    for size in range(8000, largest, largest // (20 if LONG else 4)):
+        status, said = end(start(limited, size, *args))
+        assert status == 2 and 'the disk is full' in said.splitlines()[-1] and 'Traceback' not in said, said
+        assert same_weights(model_module.newest_whole('b'), Path('old/step_00000005')) and [p.name for p in model_module.checkpoints('b')] == ['step_00000005']
+        assert not [p for p in Path('b').rglob('*partial*')]
+        assert size < 20000 or 'step 10 is not saved: the disk is full' in said        # and it went on
+    status, said = end(start(limited, 10_000_000, *args))
+    assert status == 0 and same_weights(a, model_module.newest_whole('b')), said
+
+def test_a_disk_that_is_really_full():
+    Path('disk').mkdir()
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1200k', 'tmpfs', 'disk'], capture_output=True).returncode:
+        pytest.skip('nothing can be mounted here')
+    try:
+        write_corpus()
+        done = launch(HERE / 'train.py', *SMALL, '--max_iters=30', '--eval_interval=5', '--keep_checkpoints=9', '--sample_tokens=0', '--out_dir=disk/run')
+        assert 'the disk is full' in one_line(done) and 'is not saved: the disk is full' in done.stdout
+        steps = [int(p.name[5:]) for p in model_module.checkpoints('disk/run')]
+        assert steps[:1] == [5] and steps[-1] < 30 and not list(Path('disk/run').glob('.*partial'))
+        model_module.load_model(model_module.newest_whole('disk/run'))
+    finally:
+        subprocess.run(['umount', '-l', 'disk'])
+
+def test_old_checkpoints_stay_where_the_new_one_can_not_be_read_back(monkeypatch, capsys):
+    train_here('--max_iters=5', '--lr_decay_iters=15', '--out_dir=a')
+    real = model_module.save_file
+    monkeypatch.setattr(model_module, 'save_file', lambda tensors, path, **kw: real({k: x + 1e-3 * (x.dim() > 1) for k, x in tensors.items()}, path, **kw))
+    with pytest.raises(UserError, match='step 15 is not saved: .*does not hold what was written'):
+        train_here('--max_iters=15', '--eval_interval=5', '--keep_checkpoints=1', '--out_dir=a', '--init_from=resume')
+    assert 'step 10 is not saved: ' in capsys.readouterr().out
+    assert sorted(p.name for p in Path('a').iterdir() if 'step' in p.name) == ['step_00000005'] and model_module.newest_whole('a')
+
+def test_a_second_run_in_the_same_folder_is_refused_until_the_first_one_ends():
+    prepared_corpus()
+    args = ['--max_iters=100000', '--eval_interval=5', '--eval_tokens=16', '--sample_tokens=0', '--dataset=data/corpus-bpe300']
+    first = start(trained, *args, '--out_dir=a')
+    wait_for(Path('a/log.jsonl'), 10, first)
+    for how in 'auto', 'resume':
+        status, said = end(start(trained, *args, '--out_dir=a', f'--init_from={how}'))
+        assert status == 2 and said.splitlines()[-1] == 'error: another process trains in a: wait for its end, stop it, or give another --out_dir'
+    os.kill(first, signal.SIGKILL)
+    end(first)
+    status, said = end(start(trained, *args, '--max_iters=1', '--out_dir=a', '--init_from=auto'))
+    assert status == 0 and 'is complete' in said or 'resumed' in said
+
+def test_what_changed_is_said_and_what_may_not_change_is_named(capsys):
+    run_with_two_checkpoints()
+    write_corpus('other.txt', 22)
+    for knob, says in (('--n_embd=64', 'n_embd = 32, not 64'), ('--dataset=other.txt', "dataset = 'corpus.txt', not 'other.txt'"),
+                       ('--tokenizer=char', "tokenizer = 'bpe', not 'char'"), ('--mlp=gelu', "mlp = swiglu, not gelu"),
+                       ('--block_size=32', 'block_size = 16, not 32'), ('--muon=False', 'muon = True, not False')):
+        with pytest.raises(UserError, match=says):
+            train_here('--max_iters=20', '--out_dir=a', '--init_from=resume', knob)
+    script('prepare', '--dataset=corpus.txt', '--vocab_size=300')
+    capsys.readouterr()
+    train_here('--max_iters=20', '--learning_rate=1e-3', '--batch_size=4', '--out_dir=a', '--init_from=resume')
+    changed = re.search('changed   [|] (.*)', capsys.readouterr().out)[1].split(', ')
+    assert {'max_iters 10 -> 20', 'learning_rate 0.006 -> 0.001', 'batch_size 8 -> 4'} < set(changed)
+    state = configurator.read_json(model_module.checkpoints('a')[-1] / 'training.json')
+    assert state['windows'] == 10 * 8 + 10 * 4      # no window is skipped, none comes twice
+    train_here('--max_iters=20', '--learning_rate=1e-3', '--batch_size=4', '--out_dir=a', '--init_from=resume')
+    assert 'changed' not in capsys.readouterr().out
 
 def test_the_readme_names_files_that_exist_and_lists_them_all():
     text = (HERE / 'README.md').read_text(encoding='utf-8')
@@ -1868,4 +2156,6 @@ def test_the_readme_names_files_that_exist_and_lists_them_all():
         assert (HERE / command).exists(), command
 
 if __name__ == '__main__':
-    sys.exit(pytest.main([__file__, '-q', *sys.argv[1:]]))
+    if '--long' in sys.argv:
+        os.environ['LONG'] = '1'
+    sys.exit(pytest.main([__file__, '-q', *(arg for arg in sys.argv[1:] if arg != '--long')]))

@@ -651,15 +651,16 @@ def main():
                            ', after which no weight changed and nothing was saved: resume with a lower --learning_rate or more --warmup_iters')
 
     def save_here(must=True):
-        """-> the checkpoint; None where that failed but need not be (must)"""
+        """-> the checkpoint, or None where it can not be written and that can wait. Raises UserError where it can not."""
         state['seconds'] += time.perf_counter() - clock['saved']
         clock['saved'] = time.perf_counter()
         try:
             return save(run, step, model, optimizer, meta['eot'], tok_path, state) if writing else None
         except OSError as e:
-            if must or not disk_is_full(e):
-                raise
-            tell(f'step {step} is not saved, the disk is full: make room; it goes on, and the next evaluation saves')
+            problem = f'step {step} is not saved: {"the disk is full" if disk_is_full(e) else e}'
+            if must:
+                raise UserError(f'{problem}; mend that and go on with --init_from=resume')
+            tell(f'{problem}; training goes on, and the next evaluation saves')
 
     def evaluate_and_save(max_tokens):
         """-> (loss, bits per byte, checkpoint), or None if a signal came first"""
