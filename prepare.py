@@ -12,7 +12,6 @@ tokenizer.json, and ends with a summary. train.py calls it by itself when the da
 """
 import gzip
 import hashlib
-import http.client
 import io
 import json
 import lzma
@@ -22,8 +21,6 @@ import shutil
 import sys
 import sysconfig
 import time
-import urllib.error
-import urllib.request
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +32,8 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from configurator import BLOCK, UserError, configure, default_workers, file_sha256, launch, parallel_map, read_blocks, read_json
+from configurator import (BLOCK, UserError, configure, default_workers, download, file_sha256, launch, open_file, parallel_map,
+                          peak_memory, read_blocks, read_json)
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
                        check_vocab_size, count_words, load_tokenizer, merge_words)
 
@@ -82,47 +80,6 @@ SAMPLE = 1 << 20    # bytes of each split that the summary looks at
 
 # -----------------------------------------------------------------------------
 # where the text comes from
-
-def download(url, path, sha256=None, timeout=30):
-    """
-    Fetches a URL into a file, going on where an earlier try stopped, and returns the path. Nothing stands under the
-    final name until its size and, where known, its sha256 are right. Raises UserError after three tries.
-    """
-    path = Path(path)
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + '.part')
-    for attempt in range(3):
-        have = part.stat().st_size if part.exists() else 0
-        try:
-            request = urllib.request.Request(url, headers={'Range': f'bytes={have}-'} if have else {})
-            with urllib.request.urlopen(request, timeout=timeout) as r:
-                if r.status != 206:
-                    have = 0                       # the server sends all of it again
-                length = r.headers.get('Content-Length')
-                total = have + int(length) if length else None
-                with open(part, 'ab' if have else 'wb') as f, \
-                        tqdm(total=total, initial=have, unit='B', unit_scale=True, desc=path.name, disable=None) as bar:
-                    while block := r.read(1 << 20):
-                        f.write(block)
-                        bar.update(len(block))
-            if total not in (None, part.stat().st_size):
-                raise OSError(f'{part.stat().st_size:,} of {total:,} bytes came')
-            if sha256 and file_sha256(part) != sha256:
-                part.unlink()
-                raise OSError('the sha256 is wrong')
-            os.replace(part, path)
-            return path
-        except (OSError, http.client.HTTPException, ValueError) as e:
-            problem = e
-            if isinstance(e, urllib.error.HTTPError):
-                if e.code == 416:                  # the part is no beginning of this file
-                    part.unlink(missing_ok=True)
-                elif e.code < 500:
-                    break
-    raise UserError(f'can not download {url} ({problem}): put the file at {path} by hand and run this again; '
-                    f'--dataset=python and your own files need no network')
 
 def standard_library():
     """The .py files of the running interpreter, without tests, installed packages, tables and prose."""
@@ -178,24 +135,6 @@ def data_folder(dataset, tokenizer, vocab_size):
     if tokenizer not in TOKENIZERS:
         kind = 'tok' + file_sha256(tokenizer)[:8]
     return Path('data') / f'{data_name(dataset)}-{kind}'
-
-def open_file(path):
-    """A binary file, unpacked as its name says: .gz, .xz or .zst."""
-    suffix = path.suffix.lower()
-    if suffix == '.gz':
-        return gzip.open(path, 'rb')
-    if suffix == '.xz':
-        return lzma.open(path, 'rb')
-    if suffix == '.zst':
-        try:
-            from compression import zstd        # Python 3.14
-        except ImportError:
-            try:
-                from backports import zstd
-            except ImportError:
-                raise UserError(f'{path} needs a package: pip install backports.zstd')
-        return zstd.open(path, 'rb')
-    return open(path, 'rb')
 
 def documents(files, separator, skip_undecodable=False):
     """
@@ -755,15 +694,6 @@ def print_comparison(folder, path, other, other_sample):
               f'{"loses" if rate <= best else "gains"} {abs(1 - rate / best):.1%}'
               + (f' | {lost:.2%} of the bytes unknown' if lost else '')
               + (f' | without the words unknown to {home}' if kind_of(tok[home]) == 'word' else ''))
-
-def peak_memory():
-    """-> (bytes of this process at most, bytes of the largest child that has ended); 0 where that is not known"""
-    try:
-        import resource
-    except ImportError:                 # Windows
-        return 0, 0
-    unit = 1 if sys.platform == 'darwin' else 1024
-    return [resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 
 def main():
     other = open_other(compare) if compare else None        # before the work, which may be long

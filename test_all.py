@@ -49,6 +49,7 @@ from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Toke
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
 torch.set_num_threads(1)                    # these models are too small for more
+LONG = bool(os.environ.get('LONG'))
 
 def script(name, *args):
     """A script of ours as a fresh module, with its knobs set as the arguments would."""
@@ -794,7 +795,7 @@ def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     assert bpb == pytest.approx((1.5 / math.log(2) * len(ids['val']) + 8 * 500) / meta['val']['bytes'])
 
 class Server(http.server.BaseHTTPRequestHandler):
-    data, log, faults = b'', [], []
+    data, log, faults, tags = b'', [], [], {}
 
     def do_GET(self):
         start = int((self.headers.get('Range') or 'bytes=0-')[6:-1])
@@ -802,39 +803,90 @@ class Server(http.server.BaseHTTPRequestHandler):
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, int):
             return self.send_error(fault)
-        body = self.data[start:]
-        self.send_response(206 if start else 200)
+        if fault == 'stall':
+            return time.sleep(1)
+        if not (self.headers.get('If-Range') in self.tags.values() or fault == 'blind'):
+            start = 0
+        body = os.urandom(100_000) if fault == 'wrong' else b'' if fault == 'empty' else self.data[start:]
+        self.send_response(302 if fault == 'loop' else 206 if start else 200)
+        self.send_header('Location', '/file.bin')
         self.send_header('Content-Length', str(len(body)))
+        for name, value in self.tags.items():
+            self.send_header(name, value)
+        if start:
+            self.send_header('Content-Range', {'elsewhere': 'bytes 0-99999/100000', 'silent': 'nonsense', 'small': 'bytes 50000-59999/60000'}.get(
+                fault, f'bytes {start}-{len(self.data) - 1}/{len(self.data)}'))
         self.end_headers()
-        self.wfile.write(body[:len(body) // 2] if fault == 'short' else body)
+        self.wfile.write(body[:len(body) // 2] if fault == 'short' else body + b'more' * (fault == 'long'))
 
     def log_message(self, *args):
         pass
 
 @pytest.fixture
 def server():
-    Server.data, Server.log, Server.faults = os.urandom(100_000), [], []
+    Server.data, Server.log, Server.faults, Server.tags = os.urandom(100_000), [], [], {'ETag': '"1"'}
     httpd = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Server)
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    threading.Thread(target=httpd.serve_forever, args=(0.05,), daemon=True).start()
     yield f'http://127.0.0.1:{httpd.server_port}/file.bin'
     httpd.shutdown()
     httpd.server_close()
 
-def test_a_download_goes_on_where_it_stopped(server):
-    Server.faults = ['short', 500]
+@pytest.mark.parametrize('tags, again', [({'ETag': '"1"'}, 50_000), ({'Last-Modified': 'Sun, 01 Nov 2026 00:00:00 GMT'}, 50_000),
+                                         ({}, 0), ({'ETag': 'W/"1"'}, 0)])
+def test_a_download_goes_on_where_it_stopped_if_the_server_can_say_that_the_file_is_the_same(server, tags, again):
+    Server.faults, Server.tags = ['short', 500], tags
     path = prepare_module.download(server, 'down/file.bin')
-    assert path.read_bytes() == Server.data and Server.log == [0, 50_000, 50_000]
-    assert not list(Path('down').glob('*.part'))
+    assert path.read_bytes() == Server.data and Server.log == [0, again, again]
+    assert [p.name for p in Path('down').glob('[!.]*')] == ['file.bin']
     prepare_module.download(server, 'down/file.bin')
     assert len(Server.log) == 3         # what is there is not fetched again
 
-@pytest.mark.parametrize('faults, sha, says', [([404], None, '404'), ([500] * 3, None, '500'), ([], '0' * 64, 'sha256')])
+@pytest.mark.parametrize('fault', [None, 'blind'])
+def test_a_file_that_changed_on_the_server_is_fetched_from_its_beginning(server, fault):
+    Server.faults = ['short', 404]
+    with pytest.raises(UserError, match='404'):
+        prepare_module.download(server, 'down/file.bin')
+    Server.data, Server.tags, Server.faults = os.urandom(100_000), {'ETag': '"2"'}, [fault]
+    assert prepare_module.download(server, 'down/file.bin').read_bytes() == Server.data
+    assert Server.log == [0, 50_000, 50_000] + [0] * (fault == 'blind')     # one that says so, one that goes on regardless
+
+@pytest.mark.parametrize('faults, sha, says', [
+    ([404], None, '404'), ([500] * 3, None, '500'), ([500, 'wrong'], '0' * 64, 'sha256'), (['wrong'] * 3, '0' * 64, 'sha256'),
+    (['short'] * 3, None, 'of 100,000 bytes'), (['loop'] * 99, None, 'infinite loop'), (['stall'] * 3, None, 'timed out'),
+    (['short', 'elsewhere', 'short'], None, 'of 100,000 bytes'), (['short', 'silent', 404], None, '404'), (['empty'] * 3, None, r'\(0 of 0'),
+    (['short', 416, 'short'], None, r'\(50,000 of'), (['short', 'small', 'short'], None, r'\(50,000 of'), ([204] * 3, None, 'status 204'),
+])
 def test_a_download_that_fails_leaves_no_file_and_says_where_to_put_it(server, faults, sha, says):
-    Server.faults = faults
+    Server.faults = [*faults]
     with pytest.raises(UserError, match=says) as e:
-        prepare_module.download(server, 'down/file.bin', sha)
+        prepare_module.download(server, 'down/file.bin', sha, timeout=0.2)
     assert 'down/file.bin by hand' in str(e.value).replace(os.sep, '/') and server in str(e.value)
-    assert not Path('down/file.bin').exists()
+    assert not Path('down/file.bin').exists() and len(Server.log) <= (11 if 'loop' in faults else 3)
+
+def test_what_a_server_sends_beyond_the_length_it_gave_is_not_taken(server, monkeypatch):
+    Server.faults, events = ['long'], []
+    monkeypatch.setattr(configurator, 'sync', lambda path: events.append(Path(path).name))
+    assert prepare_module.download(server, 'down/file.bin').read_bytes() == Server.data
+    assert events == ['file.bin.part', 'down']      # it is on the disk before it has its name
+
+def test_bytes_of_another_sha256_are_fetched_again_from_the_beginning(server):
+    Server.faults = ['wrong', 'short']
+    assert prepare_module.download(server, 'down/file.bin', hashlib.sha256(Server.data).hexdigest()).read_bytes() == Server.data
+    assert Server.log == [0, 0, 50_000]
+
+def test_two_processes_do_not_write_one_download(server, monkeypatch):
+    code = "import configurator, time; configurator.lock('down/.file.bin.lock', ''); print('locked', flush=True); time.sleep(60)"
+    Path('down').mkdir()
+    other = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(HERE)))
+    assert other.stdout.readline().strip() == b'locked'
+    with pytest.raises(UserError, match='another process is fetching'):
+        prepare_module.download(server, 'down/file.bin')
+    monkeypatch.setenv('WORLD_SIZE', '2')       # the processes of one run wait for each other
+    threading.Timer(0.3, other.kill).start()
+    assert prepare_module.download(server, 'down/file.bin').read_bytes() == Server.data and other.wait() == -signal.SIGKILL
+    Path('file').touch()
+    with pytest.raises(UserError, match='can not write to file'):
+        prepare_module.download(server, 'file/file.bin')
 
 def test_files_placed_by_hand_need_no_network(monkeypatch):
     Path('data/downloads').mkdir(parents=True)
