@@ -24,6 +24,7 @@ import time
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -32,8 +33,8 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from configurator import (BLOCK, UserError, configure, default_workers, download, file_sha256, launch, open_file, parallel_map,
-                          peak_memory, read_blocks, read_json)
+from configurator import (BLOCK, UserError, configure, default_workers, download, file_sha256, launch, lock, open_file,
+                          parallel_map, peak_memory, read_blocks, read_json, stamps, sync, unlock, write_whole)
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
                        check_vocab_size, count_words, load_tokenizer, merge_words)
 
@@ -111,7 +112,7 @@ def find_source(dataset):
             raise UserError(f'the folder {dataset} holds no files: give one with text in it')
     inside = path.resolve().is_relative_to(Path.cwd())        # so that a project can be moved with its data
     source = path.resolve().relative_to(Path.cwd()) if inside else path.resolve()
-    return dict(source=source.as_posix(), source_bytes=sum(p.stat().st_size for p in files), files=files,
+    return dict(source=source.as_posix(), source_bytes=sum(size for size, *_ in stamps(files)), files=files,
                 separator=between, val_fraction=val_fraction or 0.1)
 
 def fetch(source):
@@ -153,12 +154,9 @@ def documents(files, separator, skip_undecodable=False):
                         if line.strip():
                             yield json_text(line, path, i), True
             elif skip_undecodable:
-                text = path.read_bytes()
-                try:
-                    text.decode()
-                except UnicodeDecodeError:
-                    continue
-                yield text, True
+                with suppress(UnicodeDecodeError):
+                    (text := path.read_bytes()).decode()
+                    yield text, True
             else:
                 with open_file(path) as f:
                     rest = b''
@@ -171,12 +169,10 @@ def documents(files, separator, skip_undecodable=False):
                     yield rest, True
         except UnicodeDecodeError as e:
             raise UserError(f'{path} is not UTF-8 ({e.reason}); convert it first, for example with iconv -t utf-8')
-        except (EOFError, lzma.LZMAError, zlib.error, OSError) as e:
-            raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the file')
-        except Exception as e:
-            if type(e).__name__ != 'ZstdError':     # of a package that may not be there
+        except Exception as e:      # ZstdError is of a package that may not be there
+            if not isinstance(e, (EOFError, lzma.LZMAError, zlib.error, OSError)) and type(e).__name__ != 'ZstdError':
                 raise
-            raise UserError(f'can not read {path}: {e}; check the file')
+            raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the file')
 
 def json_text(line, path, number):
     try:
@@ -335,7 +331,9 @@ class ShardWriter:
                 self.name = f'{self.split}_{len(self.shards):03d}.bin'
                 self.file, self.hash, self.count = open(self.folder / self.name, 'wb'), hashlib.sha256(), 0
             part = ids[:self.limit - self.count]
-            data = part.astype(self.dtype, copy=False).tobytes()
+            data = part.astype(self.dtype, copy=False)
+            if (data != part).any():        # numpy cuts a number that is too large without a word
+                raise ValueError(f'an id up to {part.max()} does not fit {self.dtype}')
             self.file.write(data)
             self.hash.update(data)
             self.count += len(part)
@@ -347,6 +345,7 @@ class ShardWriter:
     def close(self):
         if self.file:
             self.file.close()
+            sync(self.folder / self.name)
             self.shards.append(dict(name=self.name, tokens=self.count, sha256=self.hash.hexdigest()))
             self.file = None
 
@@ -513,19 +512,32 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     src = find_source(dataset)
     settings = dict(source=src['source'], source_bytes=src.get('source_bytes', 0), val_fraction=src['val_fraction'],
                     separator=src['separator'], text_field=text_field, pattern=pattern)
-    if folder.exists():
-        check_same(folder, settings)
-        return folder
-    files, val_files = fetch(src)
+    if not folder.exists():
+        partial, guard = (folder.with_name(f'.{folder.name}.{end}') for end in ('partial', 'lock'))
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock(guard, f'another process is preparing {folder}: wait for it, or stop it')
+        except OSError as e:
+            raise UserError(f'can not write to {folder.parent}: {e.strerror}; free or move it and run this again')
+        try:
+            if not folder.exists():     # else the other process ended at this moment
+                return make_folder(folder, partial, src, settings, dataset, tokenizer, vocab_size)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            unlock(guard)
+    check_same(folder, settings)
+    return folder
 
+def make_folder(folder, partial, src, settings, dataset, tokenizer, vocab_size):
+    """Makes a data folder under the name `partial`, renames it when it is whole and on the disk, and prints the summary."""
+    files, val_files = fetch(src)
+    before = stamps([*files, *val_files])
     start, watch, n_workers = time.perf_counter(), Stopwatch(), workers or default_workers()
-    files_bytes = sum(p.stat().st_size for p in [*files, *val_files])
+    files_bytes = sum(size for size, *_ in before)
     print(f'preparing {src["source"]}: {len(files) + len(val_files)} files, {files_bytes / 1e6:,.1f} MB -> {folder}')
     read = lambda paths: without_blank(documents(paths, src['separator'], skip_undecodable=dataset == 'python'))
-    if val_files:
-        splits = [(files, 0, 0), (val_files, 1, 0)]         # all of one, and all of the other
-    else:
-        splits = [(files, *survey(read(files), src['val_fraction']))]
+    # of two kinds of files all of one and all of the other
+    splits = [(files, 0, 0), (val_files, 1, 0)] if val_files else [(files, *survey(read(files), src['val_fraction']))]
 
     def labelled():
         for paths, threshold, cut in splits:
@@ -547,12 +559,8 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     watch['merging'] = time.perf_counter() - t
 
     t = time.perf_counter()
-    partial = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-    except OSError as e:
-        raise UserError(f'can not write to {partial.parent}: {e.strerror}; free or move it and run this again')
+    shutil.rmtree(partial, ignore_errors=True)      # of a process that was killed
+    partial.mkdir()
     dtype = np.dtype(tok.dtype).newbyteorder('<').str
     writers = {split: ShardWriter(partial, split, dtype, shard_tokens) for split in ('train', 'val')}
     total, sample = {split: Counter() for split in writers}, {split: [] for split in writers}
@@ -564,6 +572,9 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
                 total[split].update(documents=docs, bytes=size, unknown_bytes=unknown)
                 seen[split][distinct] = True
                 bar.update(size)
+    for path, then, now in zip([*files, *val_files], before, stamps([*files, *val_files])):
+        if then[:2] != now[:2]:
+            raise UserError(f'{path} changed while it was read: run this again when it stays as it is')
     meta = dict(dataset=data_name(dataset), **settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=dtype, eot=tok.eot)
     for split, writer in writers.items():
         writer.close()
@@ -581,8 +592,10 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
         meta['val']['xz_bpb'] = 8 * len(xz.result()) / len(val_text)
     tok.save(partial / 'tokenizer.json')
     meta['tokenizer_sha256'] = file_sha256(partial / 'tokenizer.json')
-    (partial / 'meta.json').write_text(json.dumps(meta, indent=1), encoding='utf-8')
+    sync(partial / 'tokenizer.json')
+    write_whole(partial / 'meta.json', json.dumps(meta, indent=1))
     os.replace(partial, folder)
+    sync(folder.parent)
     watch['encoding'] = encoded - t - (watch['reading'] - read_once)
     print_summary(folder, meta, tok, watch, time.perf_counter() - start, encoded - t, *kinds)
     return folder

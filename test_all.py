@@ -787,6 +787,159 @@ def test_ids_that_do_not_fit_raise_and_large_vocabularies_take_four_bytes():
     tok = Tokenizer({**{i: bytes([i]) for i in range(256)}, 70000: b'ab'}, [(b'a', b'b')], [END_OF_TEXT])
     assert prepare_module.encode_batch(tok)([('train', b'xab', True)])['train'][0].tolist() == [120, 70000, tok.eot]
 
+def test_an_id_that_does_not_fit_its_shard_raises():
+    for dtype, fits, not_ in (('<u2', 65535, 65536), ('<u2', 65535, 70000), ('<u2', 0, -1), ('<u4', 1 << 16, 1 << 32)):
+        writer = prepare_module.ShardWriter(Path('.'), 'train', dtype, 100)
+        writer.write(np.array([fits]))
+        with pytest.raises(ValueError, match='does not fit'):
+            writer.write(np.array([fits, not_, fits]))
+        writer.close()
+        assert np.fromfile('train_000.bin', dtype).tolist() == [fits]
+
+@pytest.mark.parametrize('vocab_size, dtype', [(1 << 16, '<u2'), ((1 << 16) + 1, '<u4')])
+def test_shards_take_four_bytes_where_two_do_not_hold_the_vocabulary(vocab_size, dtype):
+    Path('c.txt').write_text(''.join(map(chr, range(1 << 16, (1 << 16) + vocab_size - 2))), encoding='utf-8')
+    folder, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=char')
+    assert (meta['vocab_size'], meta['dtype']) == (vocab_size, dtype)
+    assert ids['train'] + ids['val'] == [*range(vocab_size - 2), tok.eot] and tok.eot == vocab_size - 1
+
+# -- prepare.py that is killed, has no room, is not alone, or reads what changes
+
+CHILDREN = """
+import os, resource, signal, sys, time, traceback
+from pathlib import Path
+import configurator, prepare
+def child(work):
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        configurator.launch(work)
+        status = 0
+    except SystemExit as e:
+        status = e.code
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+def result(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def make(limit=None):
+    sys.stdout = open(os.devnull, 'w')
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    prepare.prepare('corpus.txt', 'bpe', 400)
+folder = Path('data/corpus-bpe400')
+"""
+forks = pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+
+def left():
+    """What a failed run left in data/, but for locks."""
+    return [p.name for p in Path('data').glob('*') if p.suffix != '.lock']
+
+@forks
+def test_prepare_that_was_killed_gives_the_same_shards_when_run_again():
+    write_corpus()
+    launch('-c', CHILDREN + """
+import random, shutil
+random.seed(0)
+def contents():
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+def kill_at(n):     # at the nth time that something is put on the disk or gets its name
+    def counted(function):
+        def call(*args):
+            if not (calls := calls_left.pop() if calls_left else 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args)
+        return call
+    calls_left = [0] + [1] * n
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+    make()
+t = time.perf_counter()
+assert result(child(make)) == 0
+took, whole = time.perf_counter() - t, contents()
+killed = tries = 0
+while killed < int(sys.argv[1]):
+    shutil.rmtree(folder)
+    if tries % 2:
+        pid = child(lambda: kill_at(tries // 2 % 9))
+    else:
+        pid = child(make)
+        time.sleep(took * random.random())
+        os.kill(pid, signal.SIGKILL)
+    killed, tries = killed + (result(pid) == -signal.SIGKILL), tries + 1
+    assert not folder.exists() or contents() == whole
+    assert result(child(make)) == 0 and contents() == whole
+    assert [p.name for p in Path('data').iterdir() if p.suffix != '.lock'] == [folder.name]
+""", 40 if LONG else 4, PYTHONPATH=str(HERE), check=0)
+
+@forks
+def test_prepare_on_a_full_disk_is_one_line_and_leaves_nothing():
+    write_corpus()
+    sizes = [0, 1, 1000, 4096, 20_000, 50_000]
+    done = launch('-c', CHILDREN + f"print([result(child(lambda: make(n))) for n in {sizes}])", PYTHONPATH=str(HERE), check=0)
+    assert done.stdout == f'{[2] * len(sizes)}\n' and left() == []
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(sizes) and all(line.startswith('error: the disk is full') for line in lines), done.stderr
+
+@forks
+def test_a_second_prepare_of_a_folder_is_refused_until_the_first_ends_in_whatever_way():
+    write_corpus()
+    done = launch('-c', CHILDREN + """
+import shutil
+def start(*work):
+    pid = child(lambda: ([w() for w in work], Path('busy').touch(), time.sleep(60)))
+    while not Path('busy').exists():
+        time.sleep(0.01)
+    os.remove('busy')
+    return pid
+make_folder, prepare.make_folder = prepare.make_folder, lambda *args: (Path('busy').touch(), time.sleep(60))
+first = start(make)
+prepare.make_folder = make_folder
+print(result(child(make)), folder.exists())
+os.kill(first, signal.SIGKILL)
+print(result(first), result(child(make)), folder.exists())
+shutil.rmtree(folder)
+alive = start(make)         # as train.py does, which goes on for a week
+shutil.rmtree(folder)
+print(result(child(make)), folder.exists())
+os.kill(alive, signal.SIGKILL)
+""", PYTHONPATH=str(HERE), check=0)
+    assert done.stdout == '2 False\n-9 0 True\n0 True\n'
+    assert done.stderr == f'error: another process is preparing data{os.sep}corpus-bpe400: wait for it, or stop it\n'
+
+@pytest.mark.parametrize('change, says', [
+    (lambda f: f.write_text(f.read_text() + 'more'), 'changed while it was read'), (lambda f: f.unlink(), 'can not read'),
+    (lambda f: f.write_text(f.read_text()[:-1]), 'changed while it was read'), (lambda f: os.utime(f, ns=(1, 1)), 'changed while it was read'),
+    (lambda f: (f.unlink(), f.symlink_to('/proc/self/mem')), 'can not read|changed'),      # a file that can not be read
+])
+@pytest.mark.parametrize('when', ['survey', 'make_tokenizer', 'at the end'])
+def test_a_file_that_changes_while_it_is_read_is_one_line_and_leaves_nothing(when, change, says):
+    Path('texts').mkdir()
+    for i in range(25):
+        Path(f'texts/{i:02d}.txt').write_text(f'text number {i} ' * 20)
+    module = script('prepare', '--dataset=texts', '--tokenizer=byte')
+    step, encode, file = getattr(module, when, None), module.parallel_map, Path('texts/11.txt')
+    if step:        # before a pass
+        setattr(module, when, lambda *args: (change(file), step(*args))[1])
+    else:
+        module.parallel_map = lambda *args: itertools.chain(encode(*args), (x for x in [file] if change(x) is x))
+    with pytest.raises(UserError, match=says):
+        module.main()
+    assert left() == []
+
+def test_a_folder_has_its_name_only_when_it_is_on_the_disk(monkeypatch):
+    write_corpus()
+    events, replace = [], os.replace
+    module = script('prepare', '--dataset=corpus.txt', '--vocab_size=300', '--shard_tokens=20000')
+    monkeypatch.setattr(configurator, 'sync', lambda path: events.append(Path(path).name))
+    module.sync = configurator.sync
+    monkeypatch.setattr(os, 'replace', lambda a, b: (events.append((Path(a).name, Path(b).name)), replace(a, b)))
+    folder = module.main()
+    at = events.index(('.corpus-bpe300.partial', 'corpus-bpe300'))
+    assert events[at + 1:] == ['data'] and {p.name for p in folder.glob('*.*')} - {'meta.json'} <= {*events[:at]}
+    assert ['.meta.json.partial', ('.meta.json.partial', 'meta.json'), '.corpus-bpe300.partial'] == events[at - 3:at]
+
 def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     Path('c.txt').write_text('aa bb ' * 900 + 'zzz é ' * 100)
     _, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=word', '--vocab_size=5', '--val_fraction=0.1')
