@@ -34,7 +34,7 @@ import regex
 from tqdm import tqdm
 
 from configurator import (BLOCK, UserError, configure, default_workers, download, file_sha256, launch, lock, open_file,
-                          parallel_map, peak_memory, read_blocks, read_json, stamps, sync, unlock, write_whole)
+                          parallel_map, peak_memory, read_blocks, read_json, stamps, sync, unlock, visible, write_whole)
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
                        check_vocab_size, count_words, load_tokenizer, merge_words)
 
@@ -353,27 +353,27 @@ class Shards:
     """The shards of a split, read as one long array of tokens."""
 
     def __init__(self, folder, split, meta):
-        shards = meta[split]['shards']
+        shards, self.dtype = meta[split]['shards'], np.dtype(meta['dtype'])
         try:
-            self.parts = [np.memmap(Path(folder) / s['name'], dtype=meta['dtype'], mode='r') for s in shards]
-        except (OSError, ValueError) as e:
+            self.files = [open(Path(folder) / s['name'], 'rb', buffering=0) for s in shards]
+        except OSError as e:
             raise UserError(f'can not read the {split} shards in {folder}: {e}; remove the folder to prepare it again')
-        if any(len(part) != s.get('tokens', len(part)) for part, s in zip(self.parts, shards)):
-            raise UserError(f'the {split} shards in {folder} do not have the lengths that meta.json says; remove the '
-                            f'folder to prepare it again')
-        self.starts = np.cumsum([0] + [len(p) for p in self.parts])
+        self.starts = np.cumsum([0] + [os.fstat(f.fileno()).st_size // self.dtype.itemsize for f in self.files])
 
     def __len__(self):
         return int(self.starts[-1])
 
     def read(self, start, length):
-        """tokens[start : start + length], across shards"""
-        i = int(np.searchsorted(self.starts, start, 'right')) - 1
-        out = self.parts[i][start - self.starts[i]:][:length]
-        while len(out) < length:
-            i += 1
-            out = np.concatenate((out, self.parts[i][:length - len(out)]))
-        return out
+        """tokens[start : start + length], across shards. Raises UserError where a file has become shorter."""
+        i, out, width = int(np.searchsorted(self.starts, start, 'right')) - 1, [], self.dtype.itemsize
+        while length:       # a memmap is half as fast, and kills the process where a file has become shorter
+            n, at, f = min(length, int(self.starts[i + 1]) - start), (start - int(self.starts[i])) * width, self.files[i]
+            data = os.pread(f.fileno(), n * width, at) if hasattr(os, 'pread') else (f.seek(at), f.read(n * width))[1]
+            if len(data) < n * width:
+                raise UserError(f'{f.name} has become shorter while it is read: put it back, or prepare it again')
+            out.append(np.frombuffer(data, self.dtype))
+            start, length, i = start + n, length - n, i + 1
+        return out[0] if len(out) == 1 else np.concatenate(out)
 
     def batch(self, starts, T, place='cpu'):
         """idx, targets (B, T) int64 on a device: the windows that begin at the given positions."""
@@ -402,13 +402,92 @@ def read_meta(folder):
     """meta.json of a data folder; what stands for it with nanoGPT's pair of train.bin and val.bin, which has none."""
     if (folder / 'meta.json').exists():
         meta = read_json(folder / 'meta.json')
-        missing = {'source', 'vocab_size', 'eot', 'dtype', 'train', 'val'} - meta.keys()
-        if missing:
-            raise UserError(f'{folder}/meta.json has no {missing.pop()}: remove the folder to prepare it again')
-        return meta
+        try:
+            check_meta(meta)
+            return dict(meta, source=visible(str(meta['source'])))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+            raise UserError(f'can not use {folder}/meta.json ({type(e).__name__}: {e}): remove the folder to prepare it again')
     pair = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
     return dict(source='no meta.json: taken as tokens of GPT-2 (bits per byte not known)', vocab_size=50257, eot=50256,
                 dtype='<u2', **pair)
+
+def check_meta(meta):
+    """Raises ValueError, or what Python does at a wrong type, where meta.json is not as prepare writes it."""
+    def number(where, key, least, most=1 << 62):
+        if type(where[key]) is not int or not least <= where[key] <= most:
+            raise ValueError(f'{key} is {where[key]!r:.40}')
+    if meta['dtype'] not in ('<u2', '<u4'):
+        raise ValueError(f'dtype is {meta["dtype"]!r:.40}, not <u2 or <u4')
+    number(meta, 'vocab_size', 1, 1 << (16 if meta['dtype'] == '<u2' else 24))
+    number(meta, 'eot', 0, meta['vocab_size'] - 1)
+    for split in (meta['train'], val := meta['val']):
+        for s in split['shards']:
+            number({'tokens': 1, **s}, 'tokens', 1)
+            if not regex.fullmatch(r'\w[\w .-]*', s['name']) or type(s.get('sha256', '')) is not str:
+                raise ValueError(f'{s["name"]!r:.40} is not the name of a file here, or its sha256 is no text')
+        if not split['shards'] or 'tokens' in split and split['tokens'] != sum(s['tokens'] for s in split['shards']):
+            raise ValueError('the tokens of a split are not those of its shards')
+    if 'bytes' in val:
+        for key, least in dict(tokens=1, bytes=1, unknown_bytes=0).items():
+            number(val, key, least)
+        f'{val["gzip_bpb"]:.2f} {val["xz_bpb"]:.2f}'        # as train.py will print them
+
+def check_data(folder, meta):
+    """
+    Raises UserError where a shard or tokenizer.json is not the one that meta tells of, or an id is outside the vocabulary;
+    checked.json remembers files that were right, while they do not change. Of several processes on a machine the first does
+    it. Returns meta, where shards without a sha256 (nanoGPT's) now have one.
+    """
+    shards = [s for split in ('train', 'val') for s in meta[split]['shards']]
+    if os.environ.get('LOCAL_RANK', '0') != '0' and all('sha256' in s for s in shards):
+        return meta
+    paths, tok = [folder / s['name'] for s in shards], folder / 'tokenizer.json'
+    dtype, vocab_size, known, found, now = np.dtype(meta['dtype']), meta['vocab_size'], {}, {}, time.time_ns()
+    with suppress(UserError):       # it is not there, or nonsense
+        known = read_json(folder / 'checked.json')
+    try:
+        looks = stamps(paths)
+        for path, s, (size, *_) in zip(paths, shards, looks):
+            if size != (tokens := s.get('tokens', size // dtype.itemsize or 1)) * dtype.itemsize:
+                raise ValueError(f'{path.name} has {size:,} bytes, not {tokens:,} tokens of {dtype.itemsize} bytes')
+        if 'tokenizer_sha256' in meta and file_sha256(tok) != meta['tokenizer_sha256']:
+            raise ValueError('tokenizer.json is not the one that made the tokens')
+        total = sum(size for size, *_ in looks)
+        room = tok.stat().st_size if tok.exists() else total        # nothing larger than the files is ever made for them
+        if vocab_size > max(1 << 16, room) or tok.exists() and vocab_size != load_tokenizer(tok).vocab_size:
+            raise ValueError(f'a vocabulary of {vocab_size:,} is not that of its tokenizer')
+        with tqdm(total=total, desc='checking', unit='B', unit_scale=True, disable=None, leave=False) as bar:
+            for path, s, look in zip(paths, shards, looks):
+                fact = ' '.join(map(str, (path.name, dtype.str, vocab_size, *look)))
+                sha = str(known.get(fact))
+                if len(sha) != 64 or sha != s.get('sha256', sha):
+                    sha = read_shard(path, dtype, vocab_size, bar)
+                    if stamps([path]) != [look]:
+                        raise ValueError(f'{path.name} changed while it was checked')
+                if sha != s.setdefault('sha256', sha):
+                    raise ValueError(f'the sha256 of {path.name} is not the one in meta.json')
+                if now - max(look[1:3]) > 2e9:      # subtle: a clock may be too coarse to show a change just after another
+                    found[fact] = sha
+    except (OSError, ValueError) as e:
+        raise UserError(f'can not train on {folder} ({e}): copy it here again, or remove it and prepare it again')
+    if found != known:
+        with suppress(OSError):     # a folder that can not be written to is checked every time
+            write_whole(folder / 'checked.json', json.dumps(found, indent=1))
+    return meta
+
+def read_shard(path, dtype, vocab_size, bar):
+    """-> sha256. Raises ValueError for the first id that is outside the vocabulary."""
+    digest, seen = hashlib.sha256(), 0
+    with open(path, 'rb') as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+            ids = np.frombuffer(block, dtype)
+            if ids.max() >= vocab_size:
+                i = int((ids >= vocab_size).argmax())
+                raise ValueError(f'token {seen + i:,} of {path.name} is {ids[i]:,}, and the vocabulary has {vocab_size:,}')
+            seen += len(ids)
+            bar.update(len(block))
+    return digest.hexdigest()
 
 def data_hash(meta):
     """Eight hex digits that stand for the tokens of both splits."""

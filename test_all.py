@@ -764,7 +764,7 @@ def test_shards_that_are_not_of_the_tokenizer_beside_them_are_refused():
     for damage in ({}, {'val': {}}, {'val': []}, {'dtype': 'x'}):
         meta = json.loads((folder / 'meta.json').read_text())
         (folder / 'meta.json').write_text(json.dumps({**meta, **damage}))
-        with pytest.raises(UserError, match='val shards'):
+        with pytest.raises(UserError, match='val shards|meta.json'):
             script('prepare', '--dataset=corpus.txt', '--vocab_size=300', f'--compare={folder}/tokenizer.json').main()
         (folder / 'meta.json').write_text(json.dumps(meta))
     assert not Path('data/corpus-bpe300').exists()
@@ -802,6 +802,236 @@ def test_shards_take_four_bytes_where_two_do_not_hold_the_vocabulary(vocab_size,
     folder, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=char')
     assert (meta['vocab_size'], meta['dtype']) == (vocab_size, dtype)
     assert ids['train'] + ids['val'] == [*range(vocab_size - 2), tok.eot] and tok.eot == vocab_size - 1
+    prepare_module.check_data(folder, prepare_module.read_meta(folder))
+
+# -- what train.py is about to read
+
+def checked(folder):
+    return prepare_module.check_data(folder, prepare_module.read_meta(folder))
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """A data folder of several shards."""
+    path = tmp_path_factory.mktemp('whole')
+    with pytest.MonkeyPatch.context() as m:
+        m.chdir(path)
+        write_corpus()
+        return path / prepared('--dataset=corpus.txt', '--vocab_size=400', '--shard_tokens=9000')[0]
+
+@pytest.fixture
+def copy(whole):
+    """-> (a copy of that folder, its meta.json, a function that writes it)"""
+    shutil.copytree(whole, 'copy')
+    meta = json.loads(Path('copy/meta.json').read_text())
+    return Path('copy'), meta, lambda: Path('copy/meta.json').write_text(json.dumps(meta))
+
+@pytest.mark.parametrize('says, damage', [
+    (r'[\d,]+ bytes, not 9,000 tokens', lambda f, b: f.write_bytes(b[:-2])), ('17,999 bytes', lambda f, b: f.write_bytes(b[:-1])),
+    (' 0 bytes', lambda f, b: f.write_bytes(b'')), ('18,002 bytes', lambda f, b: f.write_bytes(b + b'\0\0')), ('No such file', lambda f, b: f.unlink()),
+    ('sha256 of train_001.bin', lambda f, b: f.write_bytes((f.parent / 'train_000.bin').read_bytes())),     # another shard
+    ('sha256 of train_001.bin', lambda f, b: f.write_bytes(np.random.default_rng(0).integers(0, 257, 9000).astype('<u2').tobytes())),  # other ids
+    ('train_001.bin', lambda f, b: (f.unlink(), f.mkdir())),
+])
+def test_a_shard_that_is_not_the_one_of_meta_json_is_refused(copy, says, damage):
+    folder, *_ = copy
+    checked(folder)
+    file = folder / 'train_001.bin'
+    damage(file, file.read_bytes())
+    with pytest.raises(UserError, match=f'(?i){says}'):
+        checked(folder)
+
+def test_a_bit_that_was_turned_anywhere_is_found(copy):
+    folder, meta, _ = copy
+    rng = random.Random(0)
+    for _ in range(1000 if LONG else 20):
+        file = folder / rng.choice(meta['train']['shards'] + meta['val']['shards'])['name']
+        raw = file.read_bytes()
+        edited = bytearray(raw)
+        edited[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        file.write_bytes(edited)
+        with pytest.raises(UserError, match=f'sha256 of {file.name}|of {file.name} is'):
+            checked(folder)
+        file.write_bytes(raw)
+    checked(folder)
+
+@pytest.mark.parametrize('place', [0, -1, None])
+@pytest.mark.parametrize('id', [400, 65535])
+def test_an_id_outside_the_vocabulary_is_refused_by_its_place_even_if_the_sha256_is_right(copy, place, id):
+    folder, meta, write = copy
+    ids = np.fromfile(folder / 'train_002.bin', '<u2')
+    place = random.Random(1).randrange(len(ids)) if place is None else range(len(ids))[place]
+    ids[place] = id
+    ids.tofile(folder / 'train_002.bin')
+    meta['train']['shards'][2]['sha256'] = configurator.file_sha256(folder / 'train_002.bin')
+    write()
+    with pytest.raises(UserError, match=f'token {place:,} of train_002.bin is {id:,}, and the vocabulary has 400'):
+        checked(folder)
+
+HUGE = 1 << 62
+@pytest.mark.parametrize('where, values', [
+    ('dtype', ['<u4', '>u2', '<u8', 'u2', '|O', '', 2, None, [], {}]), ('vocab_size', [HUGE, 1 << 24, 401, 399, 0, -1, 400.0, '400', True, None, [], 10 ** 400]),
+    ('eot', [400, -1, 3.0, 'x', None, HUGE]), ('train', [None, 5, [], {}, 'x', {'shards': []}, {'shards': {}}, {'shards': [5]}, {'shards': 'abc'}, {'shards': [{}]}]),
+    ('val', [None, [], {'shards': None}]), ('train.tokens', [HUGE, -1, 'x', None, 1.5]), ('val.bytes', [0, -1, 'x', None, HUGE * 2, 1.5]),
+    ('val.unknown_bytes', [-1, 'x', None, []]), ('val.tokens', [0, HUGE, 'x']), ('val.gzip_bpb', ['x', None, [], 10 ** 400]), ('val.xz_bpb', [{}]),
+    ('train.shards.0.tokens', [HUGE, 0, -1, 'x', None, 4500, 8999, 9001]), ('val.shards.0.tokens', [HUGE]),
+    ('train.shards.0.name', ['../copy/train_000.bin', '/etc/passwd', 'a/train_000.bin', '..', '.', '', 'C:x', 'a\\b', 'x\0', 5, None, ['x'], 'train_000.bin\n']),
+    ('train.shards.0.sha256', ['0' * 64, '', 5, None, []]), ('tokenizer_sha256', ['0' * 64, 5, None]), ('train.shards.1', [None, 7]),
+])
+def test_a_meta_json_that_lies_is_one_line(copy, where, values):
+    folder, meta, write = copy
+    *path, key = [int(k) if k.isdigit() else k for k in where.split('.')]
+    inner = functools.reduce(lambda x, k: x[k], path, meta)
+    for value in values:
+        inner[key] = value
+        write()
+        with pytest.raises(UserError, match='meta.json|can not train on'):
+            checked(folder)
+    del inner[key]
+    write()
+    if where in ('dtype', 'vocab_size', 'eot', 'train', 'val', 'val.unknown_bytes', 'val.gzip_bpb', 'train.shards.0.name'):
+        with pytest.raises(UserError, match='meta.json'):
+            checked(folder)
+
+def test_a_vocabulary_is_not_larger_than_the_files_that_ask_for_it(copy):
+    folder, meta, write = copy
+    (folder / 'tokenizer.json').unlink()
+    del meta['tokenizer_sha256']
+    for split in ('train', 'val'):
+        for s in meta[split]['shards']:
+            np.fromfile(folder / s['name'], '<u2').astype('<u4').tofile(folder / s['name'])
+            s['sha256'] = configurator.file_sha256(folder / s['name'])
+    meta.update(dtype='<u4', vocab_size=1 << 16)
+    write()
+    checked(folder)
+    meta['vocab_size'] = 1 << 24
+    write()
+    with pytest.raises(UserError, match='not that of its tokenizer'):
+        checked(folder)
+    for dtype, vocab_size in (('<u2', (1 << 16) + 1), ('<u4', HUGE)):
+        meta.update(dtype=dtype, vocab_size=vocab_size)
+        write()
+        with pytest.raises(UserError, match=f'vocab_size is {vocab_size}'):
+            prepare_module.read_meta(folder)        # all that bench.py asks for
+
+def test_a_tokenizer_that_did_not_make_the_shards_is_refused(copy):
+    folder, meta, write = copy
+    text = (folder / 'tokenizer.json').read_text(encoding='utf-8')
+    (folder / 'tokenizer.json').write_text(text + ' ', encoding='utf-8')
+    with pytest.raises(UserError, match='tokenizer.json is not the one'):
+        checked(folder)
+    ByteTokenizer().save(folder / 'tokenizer.json')
+    meta['tokenizer_sha256'] = configurator.file_sha256(folder / 'tokenizer.json')
+    write()
+    with pytest.raises(UserError, match='400 is not that of its tokenizer'):
+        checked(folder)
+    (folder / 'tokenizer.json').unlink()
+    with pytest.raises(UserError, match='tokenizer.json'):
+        checked(folder)
+
+def test_a_check_is_remembered_while_the_files_stay_as_they_are_and_for_nothing_else(copy, monkeypatch):
+    folder, meta, write = copy
+    read, counted = prepare_module.read_shard, []
+    monkeypatch.setattr(prepare_module, 'read_shard', lambda path, *args: (counted.append(path.name), read(path, *args))[1])
+
+    def reads():
+        counted.clear()
+        checked(folder)
+        return len(counted)
+    n = len(meta['train']['shards']) + len(meta['val']['shards'])
+    assert reads() == reads() == n      # written a moment ago: a clock might not show another change
+    clock = time.time_ns
+    monkeypatch.setattr(time, 'time_ns', lambda: clock() + 10 ** 10)
+    assert reads() == n and reads() == reads() == 0
+    file = folder / 'train_001.bin'
+    raw = file.read_bytes()
+    file.write_bytes(raw)
+    assert reads() == 1 and reads() == 0
+    old = file.stat()
+    time.sleep(0.02)
+    file.write_bytes(raw[::-1])         # of the same length, with the old time
+    os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    with pytest.raises(UserError, match='train_001.bin'):
+        checked(folder)
+    file.write_bytes(raw)
+    assert reads() <= n and reads() == 0
+    os.utime(file)
+    (folder / 'new').write_bytes(raw)
+    os.replace(folder / 'new', file)    # another file
+    assert reads() == 1 and reads() == 0
+    remembered = json.loads((folder / 'checked.json').read_text())
+    for nonsense in ('', '[]', '{', 'null', '{"a": 1}', *(json.dumps(dict.fromkeys(remembered, v)) for v in (None, 5, [], {}, 'x', '0' * 64))):
+        (folder / 'checked.json').write_text(nonsense)
+        assert reads() == n and reads() == 0
+    meta['vocab_size'] = 399            # what was found is not an answer to another question
+    write()
+    (folder / 'tokenizer.json').unlink()
+    del meta['tokenizer_sha256']
+    meta['eot'] = 0
+    write()
+    with pytest.raises(UserError, match='is 399, and the vocabulary has 399'):
+        checked(folder)
+
+def test_a_folder_that_can_not_be_written_to_is_checked_every_time(copy, monkeypatch):
+    folder, *_ = copy
+    def refuse(path, text):
+        raise PermissionError(13, 'Permission denied')
+    monkeypatch.setattr(prepare_module, 'write_whole', refuse)
+    clock = time.time_ns
+    monkeypatch.setattr(time, 'time_ns', lambda: clock() + 10 ** 10)
+    checked(folder)
+    assert not (folder / 'checked.json').exists()
+
+def test_a_shard_that_changes_while_it_is_checked_is_refused(copy, monkeypatch):
+    folder, *_ = copy
+    read = prepare_module.read_shard
+    def grow(path, *args):
+        found = read(path, *args)
+        os.utime(path, ns=(1, 1))
+        return found
+    monkeypatch.setattr(prepare_module, 'read_shard', grow)
+    with pytest.raises(UserError, match='changed while it was checked'):
+        checked(folder)
+
+def test_nanogpts_pair_is_checked_too_and_told_from_another(monkeypatch):
+    Path('nano').mkdir()
+    def hash_of(train, val):
+        Path('nano/train.bin').write_bytes(np.array(train, '<u2').tobytes())
+        Path('nano/val.bin').write_bytes(np.array(val, '<u2').tobytes() if isinstance(val, list) else val)
+        return prepare_module.data_hash(checked(Path('nano')))
+    first = hash_of([1, 2, 50256], [3, 4])
+    assert first == hash_of([1, 2, 50256], [3, 4]) and len({first, hash_of([1, 2, 5], [3, 4]), hash_of([1, 2, 50256], [3, 5])}) == 3
+    monkeypatch.setenv('LOCAL_RANK', '1')       # which each process has to know
+    assert hash_of([1, 2, 50256], [3, 4]) == first
+    for val, says in (([], '0 bytes'), (b'abc', '3 bytes'), ([1, 50257], 'token 1 of val.bin is 50,257'),
+                      ([5] * 1_200_000 + [60000], 'token 1,200,000 of')):
+        with pytest.raises(UserError, match=says):
+            hash_of([1, 2, 3], val)
+
+def test_of_several_processes_the_first_on_a_machine_checks(copy, monkeypatch):
+    folder, *_ = copy
+    (folder / 'train_000.bin').write_bytes(b'xx')
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    checked(folder)
+    monkeypatch.setenv('LOCAL_RANK', '0')
+    with pytest.raises(UserError):
+        checked(folder)
+
+def test_training_does_not_begin_on_damaged_data(copy):
+    folder, *_ = copy
+    with open(folder / 'train_002.bin', 'r+b') as f:
+        f.write(b'\xff\xff')
+    with pytest.raises(UserError, match='token 0 of train_002.bin'):
+        train_here(f'--dataset={folder}', '--max_iters=2', '--out_dir=a')
+    assert not list(Path('.').glob('a/*'))
+
+def test_a_shard_cut_short_under_a_reader_is_an_error_and_no_signal(copy):
+    folder, meta, _ = copy
+    shards = prepare_module.Shards(folder, 'train', meta)
+    expected = shards.read(8000, 9000).tolist()
+    os.truncate(folder / 'train_001.bin', 12000)
+    assert shards.read(8000, 7000).tolist() == expected[:7000]
+    with pytest.raises(UserError, match='train_001.bin has become shorter'):
+        shards.read(8000, 7001)
 
 # -- prepare.py that is killed, has no room, is not alone, or reads what changes
 
@@ -1586,6 +1816,9 @@ def test_nanogpts_pair_of_files_works_as_it_is(capsys):
     out = capsys.readouterr().out
     assert 'taken as tokens of GPT-2' in out and 'bits per byte |' not in out and result['val_bpb'] is None
     assert losses(log)[0] == pytest.approx(math.log(50257), rel=0.03)
+    np.arange(4000, dtype=np.uint16).tofile('nano/train.bin')
+    with pytest.raises(UserError, match='was trained with data'):
+        script('train', result['run'] / 'config.py', '--init_from=resume', '--max_iters=4').main()
 
 def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
     write_corpus()

@@ -34,8 +34,8 @@ import torch.distributed as dist
 from configurator import UserError, as_file, configure, launch, read_json, visible
 from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
                    peak_flops, save_checkpoint, set_up, synchronize, upcast)
-from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta,
-                     window_starts)
+from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, gpt2_weights,
+                     read_meta, window_starts)
 from sample import generate
 from tokenizer import load_tokenizer
 
@@ -551,7 +551,7 @@ def main():
 
     # data
     folder = find_data()
-    meta = read_meta(folder)
+    meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
