@@ -15,8 +15,11 @@ something else: files that are whole or not there, what happens to a long run, a
 """
 import difflib
 import errno
+import gzip
 import hashlib
+import http.client
 import json
+import lzma
 import math
 import multiprocessing
 import os
@@ -30,11 +33,15 @@ import threading
 import time
 import traceback
 import types
+import urllib.error
+import urllib.request
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from itertools import chain, islice
+from pathlib import Path
 
 import regex
+from tqdm import tqdm
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
 
@@ -51,6 +58,9 @@ FOREIGN = {
 class UserError(Exception):
     """A mistake that a person can make and mend. The message is one line that ends with what to do next."""
     status, kind = 2, 'error'       # of the process, and how the line begins
+
+class Locked(UserError):
+    """Another process is at it."""
 
 def launch(main):
     """
@@ -136,6 +146,13 @@ def sync(path):
     finally:
         os.close(f)
 
+def stamps(paths):
+    """What changes with a file: [bytes, time of the last change of its text, of anything, inode] of each. Raises UserError."""
+    try:
+        return [[s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for s in map(os.stat, paths)]
+    except OSError as e:
+        raise UserError(f'can not read {e.filename}: {e.strerror}; put it back, or run this again when nothing changes the files')
+
 def write_whole(path, text):
     """Puts a text into a file at once: whatever happens, it holds the old text or the new one."""
     partial = os.path.join(os.path.dirname(path), f'.{os.path.basename(path)}.partial')
@@ -173,10 +190,87 @@ def lock(path, meaning):
             fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)       # which a child does not inherit, and NFS knows
     except (BlockingIOError, PermissionError):
         f.close()
-        raise UserError(meaning)
+        raise Locked(meaning)
     except OSError:             # a file system without locks
         pass
     LOCKS[path] = f
+
+def unlock(path):
+    LOCKS.pop(os.path.abspath(path)).close()
+
+def download(url, path, sha256=None, timeout=30):
+    """
+    Fetches a URL into a file, unless it is there, and returns the path. Nothing stands under the final name until its size
+    and, where known, its sha256 are right and it is on the disk. Raises UserError after three tries.
+    """
+    path = Path(path)
+    while not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock(path.with_name(f'.{path.name}.lock'), f'another process is fetching {path}: wait for it, or stop it')
+        except Locked:
+            if os.environ.get('WORLD_SIZE', '1') == '1':
+                raise
+            time.sleep(0.5)     # another process of this run is fetching it
+            continue
+        except OSError as e:
+            raise UserError(f'can not write to {path.parent}: {e.strerror}; free or move it and run this again')
+        if not path.exists():
+            transfer(url, path, sha256, timeout)
+    return path
+
+def transfer(url, path, sha256, timeout):
+    """Goes on where an earlier try stopped if the server says, by what names this state of the file, that it is the same."""
+    part, mark = path.with_name(path.name + '.part'), path.with_name(path.name + '.part.etag')
+    for attempt in range(3):
+        try:
+            have = part.stat().st_size if part.exists() else 0
+            tag = ' '.join(mark.read_bytes().decode('latin-1').split()) if have and mark.exists() else ''
+            request = urllib.request.Request(url, headers={'Range': f'bytes={have}-', 'If-Range': tag} if tag else {})
+            with urllib.request.urlopen(request, timeout=timeout) as r:
+                etag, length = r.headers.get('ETag') or 'W/', r.headers.get('Content-Length')
+                now = r.headers.get('Last-Modified') or '' if etag.startswith('W/') else etag      # W/: about the same
+                if r.status == 206:
+                    m = re.fullmatch(r'bytes (\d+)-\d+/(\d+)', r.headers.get('Content-Range') or '')
+                    if not m or not tag or int(m[1]) != have or now not in ('', tag):
+                        part.unlink(missing_ok=True)
+                        raise OSError('another part came than the one asked for')
+                    total = int(m[2])
+                elif r.status == 200:       # all of it
+                    have, total = 0, int(length) if length else None
+                else:
+                    raise OSError(f'status {r.status}')
+                with open(part, 'ab' if have else 'wb') as f, \
+                        tqdm(total=total, initial=have, unit='B', unit_scale=True, desc=path.name, disable=None) as bar:
+                    if not have:            # subtle: after the old part is gone
+                        mark.write_bytes(now.encode('latin-1'))
+                    while block := r.read(1 << 20):
+                        f.write(block)
+                        bar.update(len(block))
+            size = part.stat().st_size
+            if not size or total not in (None, size):
+                if total is not None and size > total:
+                    part.unlink()
+                raise OSError(f'{size:,} of {total or 0:,} bytes came')
+            if sha256 and file_sha256(part) != sha256:
+                part.unlink()
+                raise OSError('the sha256 is wrong')
+            sync(part)
+            os.replace(part, path)
+            sync(path.parent)
+            mark.unlink(missing_ok=True)
+            return
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            problem = e
+            if isinstance(e, urllib.error.HTTPError):
+                if e.code == 416:           # the part is no beginning of this file
+                    part.unlink(missing_ok=True)
+                elif e.code < 500:
+                    break
+            elif isinstance(e, OSError) and disk_is_full(e):
+                raise
+    raise UserError(f'can not download {url} ({problem}): put the file at {path} by hand and run this again; '
+                    f'--dataset=python and your own files need no network')
 
 # -----------------------------------------------------------------------------
 # a long run and what happens to it
@@ -478,6 +572,24 @@ def blocks(chunks, size, special_tokens=()):
         wanted = max(size, 2 * len(rest))               # what has no cut is not looked at for every chunk
     yield bytes(rest)
 
+def open_file(path):
+    """A binary file, unpacked as its name says: .gz, .xz or .zst."""
+    suffix = path.suffix.lower()
+    if suffix == '.gz':
+        return gzip.open(path, 'rb')
+    if suffix == '.xz':
+        return lzma.open(path, 'rb')
+    if suffix == '.zst':
+        try:
+            from compression import zstd        # Python 3.14
+        except ImportError:
+            try:
+                from backports import zstd
+            except ImportError:
+                raise UserError(f'{path} needs a package: pip install backports.zstd')
+        return zstd.open(path, 'rb')
+    return open(path, 'rb')
+
 def read_blocks(file, name, special_tokens=()):
     """The blocks of a binary file; joined, they are the file. Raises UserError where the bytes are not UTF-8."""
     offset = 0
@@ -526,3 +638,12 @@ def work(item):
 
 def default_workers():
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+def peak_memory():
+    """-> (bytes of this process at most, bytes of the largest child that has ended); 0 where that is not known"""
+    try:
+        import resource
+    except ImportError:                 # Windows
+        return 0, 0
+    unit = 1 if sys.platform == 'darwin' else 1024
+    return [resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

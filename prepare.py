@@ -12,7 +12,6 @@ tokenizer.json, and ends with a summary. train.py calls it by itself when the da
 """
 import gzip
 import hashlib
-import http.client
 import io
 import json
 import lzma
@@ -22,11 +21,10 @@ import shutil
 import sys
 import sysconfig
 import time
-import urllib.error
-import urllib.request
 import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -35,7 +33,8 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from configurator import BLOCK, UserError, configure, default_workers, file_sha256, launch, parallel_map, read_blocks, read_json
+from configurator import (BLOCK, UserError, configure, default_workers, download, file_sha256, launch, lock, open_file,
+                          parallel_map, peak_memory, read_blocks, read_json, stamps, sync, unlock, visible, write_whole)
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
                        check_vocab_size, count_words, load_tokenizer, merge_words)
 
@@ -83,47 +82,6 @@ SAMPLE = 1 << 20    # bytes of each split that the summary looks at
 # -----------------------------------------------------------------------------
 # where the text comes from
 
-def download(url, path, sha256=None, timeout=30):
-    """
-    Fetches a URL into a file, going on where an earlier try stopped, and returns the path. Nothing stands under the
-    final name until its size and, where known, its sha256 are right. Raises UserError after three tries.
-    """
-    path = Path(path)
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + '.part')
-    for attempt in range(3):
-        have = part.stat().st_size if part.exists() else 0
-        try:
-            request = urllib.request.Request(url, headers={'Range': f'bytes={have}-'} if have else {})
-            with urllib.request.urlopen(request, timeout=timeout) as r:
-                if r.status != 206:
-                    have = 0                       # the server sends all of it again
-                length = r.headers.get('Content-Length')
-                total = have + int(length) if length else None
-                with open(part, 'ab' if have else 'wb') as f, \
-                        tqdm(total=total, initial=have, unit='B', unit_scale=True, desc=path.name, disable=None) as bar:
-                    while block := r.read(1 << 20):
-                        f.write(block)
-                        bar.update(len(block))
-            if total not in (None, part.stat().st_size):
-                raise OSError(f'{part.stat().st_size:,} of {total:,} bytes came')
-            if sha256 and file_sha256(part) != sha256:
-                part.unlink()
-                raise OSError('the sha256 is wrong')
-            os.replace(part, path)
-            return path
-        except (OSError, http.client.HTTPException, ValueError) as e:
-            problem = e
-            if isinstance(e, urllib.error.HTTPError):
-                if e.code == 416:                  # the part is no beginning of this file
-                    part.unlink(missing_ok=True)
-                elif e.code < 500:
-                    break
-    raise UserError(f'can not download {url} ({problem}): put the file at {path} by hand and run this again; '
-                    f'--dataset=python and your own files need no network')
-
 def standard_library():
     """The .py files of the running interpreter, without tests, installed packages, tables and prose."""
     root = Path(sysconfig.get_paths()['stdlib'])
@@ -154,7 +112,7 @@ def find_source(dataset):
             raise UserError(f'the folder {dataset} holds no files: give one with text in it')
     inside = path.resolve().is_relative_to(Path.cwd())        # so that a project can be moved with its data
     source = path.resolve().relative_to(Path.cwd()) if inside else path.resolve()
-    return dict(source=source.as_posix(), source_bytes=sum(p.stat().st_size for p in files), files=files,
+    return dict(source=source.as_posix(), source_bytes=sum(size for size, *_ in stamps(files)), files=files,
                 separator=between, val_fraction=val_fraction or 0.1)
 
 def fetch(source):
@@ -179,24 +137,6 @@ def data_folder(dataset, tokenizer, vocab_size):
         kind = 'tok' + file_sha256(tokenizer)[:8]
     return Path('data') / f'{data_name(dataset)}-{kind}'
 
-def open_file(path):
-    """A binary file, unpacked as its name says: .gz, .xz or .zst."""
-    suffix = path.suffix.lower()
-    if suffix == '.gz':
-        return gzip.open(path, 'rb')
-    if suffix == '.xz':
-        return lzma.open(path, 'rb')
-    if suffix == '.zst':
-        try:
-            from compression import zstd        # Python 3.14
-        except ImportError:
-            try:
-                from backports import zstd
-            except ImportError:
-                raise UserError(f'{path} needs a package: pip install backports.zstd')
-        return zstd.open(path, 'rb')
-    return open(path, 'rb')
-
 def documents(files, separator, skip_undecodable=False):
     """
     Yields (text, ends): the documents of the files in order as UTF-8 bytes, long ones in parts of about BLOCK bytes;
@@ -214,12 +154,9 @@ def documents(files, separator, skip_undecodable=False):
                         if line.strip():
                             yield json_text(line, path, i), True
             elif skip_undecodable:
-                text = path.read_bytes()
-                try:
-                    text.decode()
-                except UnicodeDecodeError:
-                    continue
-                yield text, True
+                with suppress(UnicodeDecodeError):
+                    (text := path.read_bytes()).decode()
+                    yield text, True
             else:
                 with open_file(path) as f:
                     rest = b''
@@ -232,12 +169,10 @@ def documents(files, separator, skip_undecodable=False):
                     yield rest, True
         except UnicodeDecodeError as e:
             raise UserError(f'{path} is not UTF-8 ({e.reason}); convert it first, for example with iconv -t utf-8')
-        except (EOFError, lzma.LZMAError, zlib.error, OSError) as e:
-            raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the file')
-        except Exception as e:
-            if type(e).__name__ != 'ZstdError':     # of a package that may not be there
+        except Exception as e:      # ZstdError is of a package that may not be there
+            if not isinstance(e, (EOFError, lzma.LZMAError, zlib.error, OSError)) and type(e).__name__ != 'ZstdError':
                 raise
-            raise UserError(f'can not read {path}: {e}; check the file')
+            raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the file')
 
 def json_text(line, path, number):
     try:
@@ -396,7 +331,9 @@ class ShardWriter:
                 self.name = f'{self.split}_{len(self.shards):03d}.bin'
                 self.file, self.hash, self.count = open(self.folder / self.name, 'wb'), hashlib.sha256(), 0
             part = ids[:self.limit - self.count]
-            data = part.astype(self.dtype, copy=False).tobytes()
+            data = part.astype(self.dtype, copy=False)
+            if (data != part).any():        # numpy cuts a number that is too large without a word
+                raise ValueError(f'an id up to {part.max()} does not fit {self.dtype}')
             self.file.write(data)
             self.hash.update(data)
             self.count += len(part)
@@ -408,6 +345,7 @@ class ShardWriter:
     def close(self):
         if self.file:
             self.file.close()
+            sync(self.folder / self.name)
             self.shards.append(dict(name=self.name, tokens=self.count, sha256=self.hash.hexdigest()))
             self.file = None
 
@@ -415,27 +353,27 @@ class Shards:
     """The shards of a split, read as one long array of tokens."""
 
     def __init__(self, folder, split, meta):
-        shards = meta[split]['shards']
+        shards, self.dtype = meta[split]['shards'], np.dtype(meta['dtype'])
         try:
-            self.parts = [np.memmap(Path(folder) / s['name'], dtype=meta['dtype'], mode='r') for s in shards]
-        except (OSError, ValueError) as e:
+            self.files = [open(Path(folder) / s['name'], 'rb', buffering=0) for s in shards]
+        except OSError as e:
             raise UserError(f'can not read the {split} shards in {folder}: {e}; remove the folder to prepare it again')
-        if any(len(part) != s.get('tokens', len(part)) for part, s in zip(self.parts, shards)):
-            raise UserError(f'the {split} shards in {folder} do not have the lengths that meta.json says; remove the '
-                            f'folder to prepare it again')
-        self.starts = np.cumsum([0] + [len(p) for p in self.parts])
+        self.starts = np.cumsum([0] + [os.fstat(f.fileno()).st_size // self.dtype.itemsize for f in self.files])
 
     def __len__(self):
         return int(self.starts[-1])
 
     def read(self, start, length):
-        """tokens[start : start + length], across shards"""
-        i = int(np.searchsorted(self.starts, start, 'right')) - 1
-        out = self.parts[i][start - self.starts[i]:][:length]
-        while len(out) < length:
-            i += 1
-            out = np.concatenate((out, self.parts[i][:length - len(out)]))
-        return out
+        """tokens[start : start + length], across shards. Raises UserError where a file has become shorter."""
+        i, out, width = int(np.searchsorted(self.starts, start, 'right')) - 1, [], self.dtype.itemsize
+        while length:       # a memmap is half as fast, and kills the process where a file has become shorter
+            n, at, f = min(length, int(self.starts[i + 1]) - start), (start - int(self.starts[i])) * width, self.files[i]
+            data = os.pread(f.fileno(), n * width, at) if hasattr(os, 'pread') else (f.seek(at), f.read(n * width))[1]
+            if len(data) < n * width:
+                raise UserError(f'{f.name} has become shorter while it is read: put it back, or prepare it again')
+            out.append(np.frombuffer(data, self.dtype))
+            start, length, i = start + n, length - n, i + 1
+        return out[0] if len(out) == 1 else np.concatenate(out)
 
     def batch(self, starts, T, place='cpu'):
         """idx, targets (B, T) int64 on a device: the windows that begin at the given positions."""
@@ -464,13 +402,92 @@ def read_meta(folder):
     """meta.json of a data folder; what stands for it with nanoGPT's pair of train.bin and val.bin, which has none."""
     if (folder / 'meta.json').exists():
         meta = read_json(folder / 'meta.json')
-        missing = {'source', 'vocab_size', 'eot', 'dtype', 'train', 'val'} - meta.keys()
-        if missing:
-            raise UserError(f'{folder}/meta.json has no {missing.pop()}: remove the folder to prepare it again')
-        return meta
+        try:
+            check_meta(meta)
+            return dict(meta, source=visible(str(meta['source'])))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
+            raise UserError(f'can not use {folder}/meta.json ({type(e).__name__}: {e}): remove the folder to prepare it again')
     pair = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
     return dict(source='no meta.json: taken as tokens of GPT-2 (bits per byte not known)', vocab_size=50257, eot=50256,
                 dtype='<u2', **pair)
+
+def check_meta(meta):
+    """Raises ValueError, or what Python does at a wrong type, where meta.json is not as prepare writes it."""
+    def number(where, key, least, most=1 << 62):
+        if type(where[key]) is not int or not least <= where[key] <= most:
+            raise ValueError(f'{key} is {where[key]!r:.40}')
+    if meta['dtype'] not in ('<u2', '<u4'):
+        raise ValueError(f'dtype is {meta["dtype"]!r:.40}, not <u2 or <u4')
+    number(meta, 'vocab_size', 1, 1 << (16 if meta['dtype'] == '<u2' else 24))
+    number(meta, 'eot', 0, meta['vocab_size'] - 1)
+    for split in (meta['train'], val := meta['val']):
+        for s in split['shards']:
+            number({'tokens': 1, **s}, 'tokens', 1)
+            if not regex.fullmatch(r'\w[\w .-]*', s['name']) or type(s.get('sha256', '')) is not str:
+                raise ValueError(f'{s["name"]!r:.40} is not the name of a file here, or its sha256 is no text')
+        if not split['shards'] or 'tokens' in split and split['tokens'] != sum(s['tokens'] for s in split['shards']):
+            raise ValueError('the tokens of a split are not those of its shards')
+    if 'bytes' in val:
+        for key, least in dict(tokens=1, bytes=1, unknown_bytes=0).items():
+            number(val, key, least)
+        f'{val["gzip_bpb"]:.2f} {val["xz_bpb"]:.2f}'        # as train.py will print them
+
+def check_data(folder, meta):
+    """
+    Raises UserError where a shard or tokenizer.json is not the one that meta tells of, or an id is outside the vocabulary;
+    checked.json remembers files that were right, while they do not change. Of several processes on a machine the first does
+    it. Returns meta, where shards without a sha256 (nanoGPT's) now have one.
+    """
+    shards = [s for split in ('train', 'val') for s in meta[split]['shards']]
+    if os.environ.get('LOCAL_RANK', '0') != '0' and all('sha256' in s for s in shards):
+        return meta
+    paths, tok = [folder / s['name'] for s in shards], folder / 'tokenizer.json'
+    dtype, vocab_size, known, found, now = np.dtype(meta['dtype']), meta['vocab_size'], {}, {}, time.time_ns()
+    with suppress(UserError):       # it is not there, or nonsense
+        known = read_json(folder / 'checked.json')
+    try:
+        looks = stamps(paths)
+        for path, s, (size, *_) in zip(paths, shards, looks):
+            if size != (tokens := s.get('tokens', size // dtype.itemsize or 1)) * dtype.itemsize:
+                raise ValueError(f'{path.name} has {size:,} bytes, not {tokens:,} tokens of {dtype.itemsize} bytes')
+        if 'tokenizer_sha256' in meta and file_sha256(tok) != meta['tokenizer_sha256']:
+            raise ValueError('tokenizer.json is not the one that made the tokens')
+        total = sum(size for size, *_ in looks)
+        room = tok.stat().st_size if tok.exists() else total        # nothing larger than the files is ever made for them
+        if vocab_size > max(1 << 16, room) or tok.exists() and vocab_size != load_tokenizer(tok).vocab_size:
+            raise ValueError(f'a vocabulary of {vocab_size:,} is not that of its tokenizer')
+        with tqdm(total=total, desc='checking', unit='B', unit_scale=True, disable=None, leave=False) as bar:
+            for path, s, look in zip(paths, shards, looks):
+                fact = ' '.join(map(str, (path.name, dtype.str, vocab_size, *look)))
+                sha = str(known.get(fact))
+                if len(sha) != 64 or sha != s.get('sha256', sha):
+                    sha = read_shard(path, dtype, vocab_size, bar)
+                    if stamps([path]) != [look]:
+                        raise ValueError(f'{path.name} changed while it was checked')
+                if sha != s.setdefault('sha256', sha):
+                    raise ValueError(f'the sha256 of {path.name} is not the one in meta.json')
+                if now - max(look[1:3]) > 2e9:      # subtle: a clock may be too coarse to show a change just after another
+                    found[fact] = sha
+    except (OSError, ValueError) as e:
+        raise UserError(f'can not train on {folder} ({e}): copy it here again, or remove it and prepare it again')
+    if found != known:
+        with suppress(OSError):     # a folder that can not be written to is checked every time
+            write_whole(folder / 'checked.json', json.dumps(found, indent=1))
+    return meta
+
+def read_shard(path, dtype, vocab_size, bar):
+    """-> sha256. Raises ValueError for the first id that is outside the vocabulary."""
+    digest, seen = hashlib.sha256(), 0
+    with open(path, 'rb') as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+            ids = np.frombuffer(block, dtype)
+            if ids.max() >= vocab_size:
+                i = int((ids >= vocab_size).argmax())
+                raise ValueError(f'token {seen + i:,} of {path.name} is {ids[i]:,}, and the vocabulary has {vocab_size:,}')
+            seen += len(ids)
+            bar.update(len(block))
+    return digest.hexdigest()
 
 def data_hash(meta):
     """Eight hex digits that stand for the tokens of both splits."""
@@ -574,19 +591,32 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     src = find_source(dataset)
     settings = dict(source=src['source'], source_bytes=src.get('source_bytes', 0), val_fraction=src['val_fraction'],
                     separator=src['separator'], text_field=text_field, pattern=pattern)
-    if folder.exists():
-        check_same(folder, settings)
-        return folder
-    files, val_files = fetch(src)
+    if not folder.exists():
+        partial, guard = (folder.with_name(f'.{folder.name}.{end}') for end in ('partial', 'lock'))
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock(guard, f'another process is preparing {folder}: wait for it, or stop it')
+        except OSError as e:
+            raise UserError(f'can not write to {folder.parent}: {e.strerror}; free or move it and run this again')
+        try:
+            if not folder.exists():     # else the other process ended at this moment
+                return make_folder(folder, partial, src, settings, dataset, tokenizer, vocab_size)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            unlock(guard)
+    check_same(folder, settings)
+    return folder
 
+def make_folder(folder, partial, src, settings, dataset, tokenizer, vocab_size):
+    """Makes a data folder under the name `partial`, renames it when it is whole and on the disk, and prints the summary."""
+    files, val_files = fetch(src)
+    before = stamps([*files, *val_files])
     start, watch, n_workers = time.perf_counter(), Stopwatch(), workers or default_workers()
-    files_bytes = sum(p.stat().st_size for p in [*files, *val_files])
+    files_bytes = sum(size for size, *_ in before)
     print(f'preparing {src["source"]}: {len(files) + len(val_files)} files, {files_bytes / 1e6:,.1f} MB -> {folder}')
     read = lambda paths: without_blank(documents(paths, src['separator'], skip_undecodable=dataset == 'python'))
-    if val_files:
-        splits = [(files, 0, 0), (val_files, 1, 0)]         # all of one, and all of the other
-    else:
-        splits = [(files, *survey(read(files), src['val_fraction']))]
+    # of two kinds of files all of one and all of the other
+    splits = [(files, 0, 0), (val_files, 1, 0)] if val_files else [(files, *survey(read(files), src['val_fraction']))]
 
     def labelled():
         for paths, threshold, cut in splits:
@@ -608,12 +638,8 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     watch['merging'] = time.perf_counter() - t
 
     t = time.perf_counter()
-    partial = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-    except OSError as e:
-        raise UserError(f'can not write to {partial.parent}: {e.strerror}; free or move it and run this again')
+    shutil.rmtree(partial, ignore_errors=True)      # of a process that was killed
+    partial.mkdir()
     dtype = np.dtype(tok.dtype).newbyteorder('<').str
     writers = {split: ShardWriter(partial, split, dtype, shard_tokens) for split in ('train', 'val')}
     total, sample = {split: Counter() for split in writers}, {split: [] for split in writers}
@@ -625,6 +651,9 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
                 total[split].update(documents=docs, bytes=size, unknown_bytes=unknown)
                 seen[split][distinct] = True
                 bar.update(size)
+    for path, then, now in zip([*files, *val_files], before, stamps([*files, *val_files])):
+        if then[:2] != now[:2]:
+            raise UserError(f'{path} changed while it was read: run this again when it stays as it is')
     meta = dict(dataset=data_name(dataset), **settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=dtype, eot=tok.eot)
     for split, writer in writers.items():
         writer.close()
@@ -642,8 +671,10 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
         meta['val']['xz_bpb'] = 8 * len(xz.result()) / len(val_text)
     tok.save(partial / 'tokenizer.json')
     meta['tokenizer_sha256'] = file_sha256(partial / 'tokenizer.json')
-    (partial / 'meta.json').write_text(json.dumps(meta, indent=1), encoding='utf-8')
+    sync(partial / 'tokenizer.json')
+    write_whole(partial / 'meta.json', json.dumps(meta, indent=1))
     os.replace(partial, folder)
+    sync(folder.parent)
     watch['encoding'] = encoded - t - (watch['reading'] - read_once)
     print_summary(folder, meta, tok, watch, time.perf_counter() - start, encoded - t, *kinds)
     return folder
@@ -755,15 +786,6 @@ def print_comparison(folder, path, other, other_sample):
               f'{"loses" if rate <= best else "gains"} {abs(1 - rate / best):.1%}'
               + (f' | {lost:.2%} of the bytes unknown' if lost else '')
               + (f' | without the words unknown to {home}' if kind_of(tok[home]) == 'word' else ''))
-
-def peak_memory():
-    """-> (bytes of this process at most, bytes of the largest child that has ended); 0 where that is not known"""
-    try:
-        import resource
-    except ImportError:                 # Windows
-        return 0, 0
-    unit = 1 if sys.platform == 'darwin' else 1024
-    return [resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
 
 def main():
     other = open_other(compare) if compare else None        # before the work, which may be long

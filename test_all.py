@@ -51,6 +51,7 @@ from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Toke
 LONG = bool(os.environ.get('LONG'))         # python test_all.py --long: hundreds of cases where a few are tried otherwise
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
 torch.set_num_threads(1)                    # these models are too small for more
+LONG = bool(os.environ.get('LONG'))
 
 def script(name, *args):
     """A script of ours as a fresh module, with its knobs set as the arguments would."""
@@ -94,7 +95,7 @@ def empty_folder(tmp_path, monkeypatch):
         if signal.getsignal(s) != handler:
             signal.signal(s, handler)
 
-OURS = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py')).replace(END_OF_TEXT, '<end>')
+OURS = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py')).replace(END_OF_TEXT, '<end>')[:80_000]
 
 def write_corpus(path='corpus.txt', documents=30):
     """A small text of several documents: our own source code."""
@@ -771,7 +772,7 @@ def test_shards_that_are_not_of_the_tokenizer_beside_them_are_refused():
     for damage in ({}, {'val': {}}, {'val': []}, {'dtype': 'x'}):
         meta = json.loads((folder / 'meta.json').read_text())
         (folder / 'meta.json').write_text(json.dumps({**meta, **damage}))
-        with pytest.raises(UserError, match='val shards'):
+        with pytest.raises(UserError, match='val shards|meta.json'):
             script('prepare', '--dataset=corpus.txt', '--vocab_size=300', f'--compare={folder}/tokenizer.json').main()
         (folder / 'meta.json').write_text(json.dumps(meta))
     assert not Path('data/corpus-bpe300').exists()
@@ -794,6 +795,389 @@ def test_ids_that_do_not_fit_raise_and_large_vocabularies_take_four_bytes():
     tok = Tokenizer({**{i: bytes([i]) for i in range(256)}, 70000: b'ab'}, [(b'a', b'b')], [END_OF_TEXT])
     assert prepare_module.encode_batch(tok)([('train', b'xab', True)])['train'][0].tolist() == [120, 70000, tok.eot]
 
+def test_an_id_that_does_not_fit_its_shard_raises():
+    for dtype, fits, not_ in (('<u2', 65535, 65536), ('<u2', 65535, 70000), ('<u2', 0, -1), ('<u4', 1 << 16, 1 << 32)):
+        writer = prepare_module.ShardWriter(Path('.'), 'train', dtype, 100)
+        writer.write(np.array([fits]))
+        with pytest.raises(ValueError, match='does not fit'):
+            writer.write(np.array([fits, not_, fits]))
+        writer.close()
+        assert np.fromfile('train_000.bin', dtype).tolist() == [fits]
+
+@pytest.mark.parametrize('vocab_size, dtype', [(1 << 16, '<u2'), ((1 << 16) + 1, '<u4')])
+def test_shards_take_four_bytes_where_two_do_not_hold_the_vocabulary(vocab_size, dtype):
+    Path('c.txt').write_text(''.join(map(chr, range(1 << 16, (1 << 16) + vocab_size - 2))), encoding='utf-8')
+    folder, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=char')
+    assert (meta['vocab_size'], meta['dtype']) == (vocab_size, dtype)
+    assert ids['train'] + ids['val'] == [*range(vocab_size - 2), tok.eot] and tok.eot == vocab_size - 1
+    prepare_module.check_data(folder, prepare_module.read_meta(folder))
+
+# -- what train.py is about to read
+
+def checked(folder):
+    return prepare_module.check_data(folder, prepare_module.read_meta(folder))
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """A data folder of several shards."""
+    path = tmp_path_factory.mktemp('whole')
+    with pytest.MonkeyPatch.context() as m:
+        m.chdir(path)
+        write_corpus()
+        return path / prepared('--dataset=corpus.txt', '--vocab_size=400', '--shard_tokens=9000')[0]
+
+@pytest.fixture
+def copy(whole):
+    """-> (a copy of that folder, its meta.json, a function that writes it)"""
+    shutil.copytree(whole, 'copy')
+    meta = json.loads(Path('copy/meta.json').read_text())
+    return Path('copy'), meta, lambda: Path('copy/meta.json').write_text(json.dumps(meta))
+
+@pytest.mark.parametrize('says, damage', [
+    (r'[\d,]+ bytes, not 9,000 tokens', lambda f, b: f.write_bytes(b[:-2])), ('17,999 bytes', lambda f, b: f.write_bytes(b[:-1])),
+    (' 0 bytes', lambda f, b: f.write_bytes(b'')), ('18,002 bytes', lambda f, b: f.write_bytes(b + b'\0\0')), ('No such file', lambda f, b: f.unlink()),
+    ('sha256 of train_001.bin', lambda f, b: f.write_bytes((f.parent / 'train_000.bin').read_bytes())),     # another shard
+    ('sha256 of train_001.bin', lambda f, b: f.write_bytes(np.random.default_rng(0).integers(0, 257, 9000).astype('<u2').tobytes())),  # other ids
+    ('train_001.bin', lambda f, b: (f.unlink(), f.mkdir())),
+])
+def test_a_shard_that_is_not_the_one_of_meta_json_is_refused(copy, says, damage):
+    folder, *_ = copy
+    checked(folder)
+    file = folder / 'train_001.bin'
+    damage(file, file.read_bytes())
+    with pytest.raises(UserError, match=f'(?i){says}'):
+        checked(folder)
+
+def test_a_bit_that_was_turned_anywhere_is_found(copy):
+    folder, meta, _ = copy
+    rng = random.Random(0)
+    for _ in range(1000 if LONG else 20):
+        file = folder / rng.choice(meta['train']['shards'] + meta['val']['shards'])['name']
+        raw = file.read_bytes()
+        edited = bytearray(raw)
+        edited[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        file.write_bytes(edited)
+        with pytest.raises(UserError, match=f'sha256 of {file.name}|of {file.name} is'):
+            checked(folder)
+        file.write_bytes(raw)
+    checked(folder)
+
+@pytest.mark.parametrize('place', [0, -1, None])
+@pytest.mark.parametrize('id', [400, 65535])
+def test_an_id_outside_the_vocabulary_is_refused_by_its_place_even_if_the_sha256_is_right(copy, place, id):
+    folder, meta, write = copy
+    ids = np.fromfile(folder / 'train_002.bin', '<u2')
+    place = random.Random(1).randrange(len(ids)) if place is None else range(len(ids))[place]
+    ids[place] = id
+    ids.tofile(folder / 'train_002.bin')
+    meta['train']['shards'][2]['sha256'] = configurator.file_sha256(folder / 'train_002.bin')
+    write()
+    with pytest.raises(UserError, match=f'token {place:,} of train_002.bin is {id:,}, and the vocabulary has 400'):
+        checked(folder)
+
+HUGE = 1 << 62
+@pytest.mark.parametrize('where, values', [
+    ('dtype', ['<u4', '>u2', '<u8', 'u2', '|O', '', 2, None, [], {}]), ('vocab_size', [HUGE, 1 << 24, 401, 399, 0, -1, 400.0, '400', True, None, [], 10 ** 400]),
+    ('eot', [400, -1, 3.0, 'x', None, HUGE]), ('train', [None, 5, [], {}, 'x', {'shards': []}, {'shards': {}}, {'shards': [5]}, {'shards': 'abc'}, {'shards': [{}]}]),
+    ('val', [None, [], {'shards': None}]), ('train.tokens', [HUGE, -1, 'x', None, 1.5]), ('val.bytes', [0, -1, 'x', None, HUGE * 2, 1.5]),
+    ('val.unknown_bytes', [-1, 'x', None, []]), ('val.tokens', [0, HUGE, 'x']), ('val.gzip_bpb', ['x', None, [], 10 ** 400]), ('val.xz_bpb', [{}]),
+    ('train.shards.0.tokens', [HUGE, 0, -1, 'x', None, 4500, 8999, 9001]), ('val.shards.0.tokens', [HUGE]),
+    ('train.shards.0.name', ['../copy/train_000.bin', '/etc/passwd', 'a/train_000.bin', '..', '.', '', 'C:x', 'a\\b', 'x\0', 5, None, ['x'], 'train_000.bin\n']),
+    ('train.shards.0.sha256', ['0' * 64, '', 5, None, []]), ('tokenizer_sha256', ['0' * 64, 5, None]), ('train.shards.1', [None, 7]),
+])
+def test_a_meta_json_that_lies_is_one_line(copy, where, values):
+    folder, meta, write = copy
+    *path, key = [int(k) if k.isdigit() else k for k in where.split('.')]
+    inner = functools.reduce(lambda x, k: x[k], path, meta)
+    for value in values:
+        inner[key] = value
+        write()
+        with pytest.raises(UserError, match='meta.json|can not train on'):
+            checked(folder)
+    del inner[key]
+    write()
+    if where in ('dtype', 'vocab_size', 'eot', 'train', 'val', 'val.unknown_bytes', 'val.gzip_bpb', 'train.shards.0.name'):
+        with pytest.raises(UserError, match='meta.json'):
+            checked(folder)
+
+def test_a_vocabulary_is_not_larger_than_the_files_that_ask_for_it(copy):
+    folder, meta, write = copy
+    (folder / 'tokenizer.json').unlink()
+    del meta['tokenizer_sha256']
+    for split in ('train', 'val'):
+        for s in meta[split]['shards']:
+            np.fromfile(folder / s['name'], '<u2').astype('<u4').tofile(folder / s['name'])
+            s['sha256'] = configurator.file_sha256(folder / s['name'])
+    meta.update(dtype='<u4', vocab_size=1 << 16)
+    write()
+    checked(folder)
+    meta['vocab_size'] = 1 << 24
+    write()
+    with pytest.raises(UserError, match='not that of its tokenizer'):
+        checked(folder)
+    for dtype, vocab_size in (('<u2', (1 << 16) + 1), ('<u4', HUGE)):
+        meta.update(dtype=dtype, vocab_size=vocab_size)
+        write()
+        with pytest.raises(UserError, match=f'vocab_size is {vocab_size}'):
+            prepare_module.read_meta(folder)        # all that bench.py asks for
+
+def test_a_tokenizer_that_did_not_make_the_shards_is_refused(copy):
+    folder, meta, write = copy
+    text = (folder / 'tokenizer.json').read_text(encoding='utf-8')
+    (folder / 'tokenizer.json').write_text(text + ' ', encoding='utf-8')
+    with pytest.raises(UserError, match='tokenizer.json is not the one'):
+        checked(folder)
+    ByteTokenizer().save(folder / 'tokenizer.json')
+    meta['tokenizer_sha256'] = configurator.file_sha256(folder / 'tokenizer.json')
+    write()
+    with pytest.raises(UserError, match='400 is not that of its tokenizer'):
+        checked(folder)
+    (folder / 'tokenizer.json').unlink()
+    with pytest.raises(UserError, match='tokenizer.json'):
+        checked(folder)
+
+def test_a_check_is_remembered_while_the_files_stay_as_they_are_and_for_nothing_else(copy, monkeypatch):
+    folder, meta, write = copy
+    read, counted = prepare_module.read_shard, []
+    monkeypatch.setattr(prepare_module, 'read_shard', lambda path, *args: (counted.append(path.name), read(path, *args))[1])
+
+    def reads():
+        counted.clear()
+        checked(folder)
+        return len(counted)
+    n = len(meta['train']['shards']) + len(meta['val']['shards'])
+    assert reads() == reads() == n      # written a moment ago: a clock might not show another change
+    clock = time.time_ns
+    monkeypatch.setattr(time, 'time_ns', lambda: clock() + 10 ** 10)
+    assert reads() == n and reads() == reads() == 0
+    file = folder / 'train_001.bin'
+    raw = file.read_bytes()
+    file.write_bytes(raw)
+    assert reads() == 1 and reads() == 0
+    old = file.stat()
+    time.sleep(0.02)
+    file.write_bytes(raw[::-1])         # of the same length, with the old time
+    os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
+    with pytest.raises(UserError, match='train_001.bin'):
+        checked(folder)
+    file.write_bytes(raw)
+    assert reads() <= n and reads() == 0
+    os.utime(file)
+    (folder / 'new').write_bytes(raw)
+    os.replace(folder / 'new', file)    # another file
+    assert reads() == 1 and reads() == 0
+    remembered = json.loads((folder / 'checked.json').read_text())
+    for nonsense in ('', '[]', '{', 'null', '{"a": 1}', *(json.dumps(dict.fromkeys(remembered, v)) for v in (None, 5, [], {}, 'x', '0' * 64))):
+        (folder / 'checked.json').write_text(nonsense)
+        assert reads() == n and reads() == 0
+    meta['vocab_size'] = 399            # what was found is not an answer to another question
+    write()
+    (folder / 'tokenizer.json').unlink()
+    del meta['tokenizer_sha256']
+    meta['eot'] = 0
+    write()
+    with pytest.raises(UserError, match='is 399, and the vocabulary has 399'):
+        checked(folder)
+
+def test_a_folder_that_can_not_be_written_to_is_checked_every_time(copy, monkeypatch):
+    folder, *_ = copy
+    def refuse(path, text):
+        raise PermissionError(13, 'Permission denied')
+    monkeypatch.setattr(prepare_module, 'write_whole', refuse)
+    clock = time.time_ns
+    monkeypatch.setattr(time, 'time_ns', lambda: clock() + 10 ** 10)
+    checked(folder)
+    assert not (folder / 'checked.json').exists()
+
+def test_a_shard_that_changes_while_it_is_checked_is_refused(copy, monkeypatch):
+    folder, *_ = copy
+    read = prepare_module.read_shard
+    def grow(path, *args):
+        found = read(path, *args)
+        os.utime(path, ns=(1, 1))
+        return found
+    monkeypatch.setattr(prepare_module, 'read_shard', grow)
+    with pytest.raises(UserError, match='changed while it was checked'):
+        checked(folder)
+
+def test_nanogpts_pair_is_checked_too_and_told_from_another(monkeypatch):
+    Path('nano').mkdir()
+    def hash_of(train, val):
+        Path('nano/train.bin').write_bytes(np.array(train, '<u2').tobytes())
+        Path('nano/val.bin').write_bytes(np.array(val, '<u2').tobytes() if isinstance(val, list) else val)
+        return prepare_module.data_hash(checked(Path('nano')))
+    first = hash_of([1, 2, 50256], [3, 4])
+    assert first == hash_of([1, 2, 50256], [3, 4]) and len({first, hash_of([1, 2, 5], [3, 4]), hash_of([1, 2, 50256], [3, 5])}) == 3
+    monkeypatch.setenv('LOCAL_RANK', '1')       # which each process has to know
+    assert hash_of([1, 2, 50256], [3, 4]) == first
+    for val, says in (([], '0 bytes'), (b'abc', '3 bytes'), ([1, 50257], 'token 1 of val.bin is 50,257'),
+                      ([5] * 1_200_000 + [60000], 'token 1,200,000 of')):
+        with pytest.raises(UserError, match=says):
+            hash_of([1, 2, 3], val)
+
+def test_of_several_processes_the_first_on_a_machine_checks(copy, monkeypatch):
+    folder, *_ = copy
+    (folder / 'train_000.bin').write_bytes(b'xx')
+    monkeypatch.setenv('LOCAL_RANK', '1')
+    checked(folder)
+    monkeypatch.setenv('LOCAL_RANK', '0')
+    with pytest.raises(UserError):
+        checked(folder)
+
+def test_training_does_not_begin_on_damaged_data(copy):
+    folder, *_ = copy
+    with open(folder / 'train_002.bin', 'r+b') as f:
+        f.write(b'\xff\xff')
+    with pytest.raises(UserError, match='token 0 of train_002.bin'):
+        train_here(f'--dataset={folder}', '--max_iters=2', '--out_dir=a')
+    assert [p.name for p in Path('a').iterdir()] == ['.lock']
+
+def test_a_shard_cut_short_under_a_reader_is_an_error_and_no_signal(copy):
+    folder, meta, _ = copy
+    shards = prepare_module.Shards(folder, 'train', meta)
+    expected = shards.read(8000, 9000).tolist()
+    os.truncate(folder / 'train_001.bin', 12000)
+    assert shards.read(8000, 7000).tolist() == expected[:7000]
+    with pytest.raises(UserError, match='train_001.bin has become shorter'):
+        shards.read(8000, 7001)
+
+# -- prepare.py that is killed, has no room, is not alone, or reads what changes
+
+CHILDREN = """
+import os, resource, signal, sys, time, traceback
+from pathlib import Path
+import configurator, prepare
+def child(work):
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        configurator.launch(work)
+        status = 0
+    except SystemExit as e:
+        status = e.code
+    except BaseException:
+        traceback.print_exc()
+    os._exit(status)
+def result(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def make(limit=None):
+    sys.stdout = open(os.devnull, 'w')
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    prepare.prepare('corpus.txt', 'bpe', 400)
+folder = Path('data/corpus-bpe400')
+"""
+forks = pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
+
+def left():
+    """What a failed run left in data/, but for locks."""
+    return [p.name for p in Path('data').glob('*') if p.suffix != '.lock']
+
+@forks
+def test_prepare_that_was_killed_gives_the_same_shards_when_run_again():
+    write_corpus()
+    launch('-c', CHILDREN + """
+import random, shutil
+random.seed(0)
+def contents():
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+def kill_at(n):     # at the nth time that something is put on the disk or gets its name
+    def counted(function):
+        def call(*args):
+            if not (calls := calls_left.pop() if calls_left else 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args)
+        return call
+    calls_left = [0] + [1] * n
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+    make()
+t = time.perf_counter()
+assert result(child(make)) == 0
+took, whole = time.perf_counter() - t, contents()
+killed = tries = 0
+while killed < int(sys.argv[1]):
+    shutil.rmtree(folder)
+    if tries % 2:
+        pid = child(lambda: kill_at(tries // 2 % 9))
+    else:
+        pid = child(make)
+        time.sleep(took * random.random())
+        os.kill(pid, signal.SIGKILL)
+    killed, tries = killed + (result(pid) == -signal.SIGKILL), tries + 1
+    assert not folder.exists() or contents() == whole
+    assert result(child(make)) == 0 and contents() == whole
+    assert [p.name for p in Path('data').iterdir() if p.suffix != '.lock'] == [folder.name]
+""", 40 if LONG else 4, PYTHONPATH=str(HERE), check=0)
+
+@forks
+def test_prepare_on_a_full_disk_is_one_line_and_leaves_nothing():
+    write_corpus()
+    sizes = [0, 1, 1000, 4096, 20_000, 50_000]
+    done = launch('-c', CHILDREN + f"print([result(child(lambda: make(n))) for n in {sizes}])", PYTHONPATH=str(HERE), check=0)
+    assert done.stdout == f'{[2] * len(sizes)}\n' and left() == []
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(sizes) and all(line.startswith('error: the disk is full') for line in lines), done.stderr
+
+@forks
+def test_a_second_prepare_of_a_folder_is_refused_until_the_first_ends_in_whatever_way():
+    write_corpus()
+    done = launch('-c', CHILDREN + """
+import shutil
+def start(*work):
+    pid = child(lambda: ([w() for w in work], Path('busy').touch(), time.sleep(60)))
+    while not Path('busy').exists():
+        time.sleep(0.01)
+    os.remove('busy')
+    return pid
+make_folder, prepare.make_folder = prepare.make_folder, lambda *args: (Path('busy').touch(), time.sleep(60))
+first = start(make)
+prepare.make_folder = make_folder
+print(result(child(make)), folder.exists())
+os.kill(first, signal.SIGKILL)
+print(result(first), result(child(make)), folder.exists())
+shutil.rmtree(folder)
+alive = start(make)         # as train.py does, which goes on for a week
+shutil.rmtree(folder)
+print(result(child(make)), folder.exists())
+os.kill(alive, signal.SIGKILL)
+""", PYTHONPATH=str(HERE), check=0)
+    assert done.stdout == '2 False\n-9 0 True\n0 True\n'
+    assert done.stderr == f'error: another process is preparing data{os.sep}corpus-bpe400: wait for it, or stop it\n'
+
+@pytest.mark.parametrize('change, says', [
+    (lambda f: f.write_text(f.read_text() + 'more'), 'changed while it was read'), (lambda f: f.unlink(), 'can not read'),
+    (lambda f: f.write_text(f.read_text()[:-1]), 'changed while it was read'), (lambda f: os.utime(f, ns=(1, 1)), 'changed while it was read'),
+    (lambda f: (f.unlink(), f.symlink_to('/proc/self/mem')), 'can not read|changed'),      # a file that can not be read
+])
+@pytest.mark.parametrize('when', ['survey', 'make_tokenizer', 'at the end'])
+def test_a_file_that_changes_while_it_is_read_is_one_line_and_leaves_nothing(when, change, says):
+    Path('texts').mkdir()
+    for i in range(25):
+        Path(f'texts/{i:02d}.txt').write_text(f'text number {i} ' * 20)
+    module = script('prepare', '--dataset=texts', '--tokenizer=byte')
+    step, encode, file = getattr(module, when, None), module.parallel_map, Path('texts/11.txt')
+    if step:        # before a pass
+        setattr(module, when, lambda *args: (change(file), step(*args))[1])
+    else:
+        module.parallel_map = lambda *args: itertools.chain(encode(*args), (x for x in [file] if change(x) is x))
+    with pytest.raises(UserError, match=says):
+        module.main()
+    assert left() == []
+
+def test_a_folder_has_its_name_only_when_it_is_on_the_disk(monkeypatch):
+    write_corpus()
+    events, replace = [], os.replace
+    module = script('prepare', '--dataset=corpus.txt', '--vocab_size=300', '--shard_tokens=20000')
+    monkeypatch.setattr(configurator, 'sync', lambda path: events.append(Path(path).name))
+    module.sync = configurator.sync
+    monkeypatch.setattr(os, 'replace', lambda a, b: (events.append((Path(a).name, Path(b).name)), replace(a, b)))
+    folder = module.main()
+    at = events.index(('.corpus-bpe300.partial', 'corpus-bpe300'))
+    assert events[at + 1:] == ['data'] and {p.name for p in folder.glob('*.*')} - {'meta.json'} <= {*events[:at]}
+    assert ['.meta.json.partial', ('.meta.json.partial', 'meta.json'), '.corpus-bpe300.partial'] == events[at - 3:at]
+
 def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     Path('c.txt').write_text('aa bb ' * 900 + 'zzz é ' * 100)
     _, meta, ids, tok = prepared('--dataset=c.txt', '--tokenizer=word', '--vocab_size=5', '--val_fraction=0.1')
@@ -802,7 +1186,7 @@ def test_a_word_the_vocabulary_lacks_is_counted_in_bytes():
     assert bpb == pytest.approx((1.5 / math.log(2) * len(ids['val']) + 8 * 500) / meta['val']['bytes'])
 
 class Server(http.server.BaseHTTPRequestHandler):
-    data, log, faults = b'', [], []
+    data, log, faults, tags = b'', [], [], {}
 
     def do_GET(self):
         start = int((self.headers.get('Range') or 'bytes=0-')[6:-1])
@@ -810,39 +1194,90 @@ class Server(http.server.BaseHTTPRequestHandler):
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, int):
             return self.send_error(fault)
-        body = self.data[start:]
-        self.send_response(206 if start else 200)
+        if fault == 'stall':
+            return time.sleep(1)
+        if not (self.headers.get('If-Range') in self.tags.values() or fault == 'blind'):
+            start = 0
+        body = os.urandom(100_000) if fault == 'wrong' else b'' if fault == 'empty' else self.data[start:]
+        self.send_response(302 if fault == 'loop' else 206 if start else 200)
+        self.send_header('Location', '/file.bin')
         self.send_header('Content-Length', str(len(body)))
+        for name, value in self.tags.items():
+            self.send_header(name, value)
+        if start:
+            self.send_header('Content-Range', {'elsewhere': 'bytes 0-99999/100000', 'silent': 'nonsense', 'small': 'bytes 50000-59999/60000'}.get(
+                fault, f'bytes {start}-{len(self.data) - 1}/{len(self.data)}'))
         self.end_headers()
-        self.wfile.write(body[:len(body) // 2] if fault == 'short' else body)
+        self.wfile.write(body[:len(body) // 2] if fault == 'short' else body + b'more' * (fault == 'long'))
 
     def log_message(self, *args):
         pass
 
 @pytest.fixture
 def server():
-    Server.data, Server.log, Server.faults = os.urandom(100_000), [], []
+    Server.data, Server.log, Server.faults, Server.tags = os.urandom(100_000), [], [], {'ETag': '"1"'}
     httpd = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Server)
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    threading.Thread(target=httpd.serve_forever, args=(0.05,), daemon=True).start()
     yield f'http://127.0.0.1:{httpd.server_port}/file.bin'
     httpd.shutdown()
     httpd.server_close()
 
-def test_a_download_goes_on_where_it_stopped(server):
-    Server.faults = ['short', 500]
+@pytest.mark.parametrize('tags, again', [({'ETag': '"1"'}, 50_000), ({'Last-Modified': 'Sun, 01 Nov 2026 00:00:00 GMT'}, 50_000),
+                                         ({}, 0), ({'ETag': 'W/"1"'}, 0)])
+def test_a_download_goes_on_where_it_stopped_if_the_server_can_say_that_the_file_is_the_same(server, tags, again):
+    Server.faults, Server.tags = ['short', 500], tags
     path = prepare_module.download(server, 'down/file.bin')
-    assert path.read_bytes() == Server.data and Server.log == [0, 50_000, 50_000]
-    assert not list(Path('down').glob('*.part'))
+    assert path.read_bytes() == Server.data and Server.log == [0, again, again]
+    assert [p.name for p in Path('down').glob('[!.]*')] == ['file.bin']
     prepare_module.download(server, 'down/file.bin')
     assert len(Server.log) == 3         # what is there is not fetched again
 
-@pytest.mark.parametrize('faults, sha, says', [([404], None, '404'), ([500] * 3, None, '500'), ([], '0' * 64, 'sha256')])
+@pytest.mark.parametrize('fault', [None, 'blind'])
+def test_a_file_that_changed_on_the_server_is_fetched_from_its_beginning(server, fault):
+    Server.faults = ['short', 404]
+    with pytest.raises(UserError, match='404'):
+        prepare_module.download(server, 'down/file.bin')
+    Server.data, Server.tags, Server.faults = os.urandom(100_000), {'ETag': '"2"'}, [fault]
+    assert prepare_module.download(server, 'down/file.bin').read_bytes() == Server.data
+    assert Server.log == [0, 50_000, 50_000] + [0] * (fault == 'blind')     # one that says so, one that goes on regardless
+
+@pytest.mark.parametrize('faults, sha, says', [
+    ([404], None, '404'), ([500] * 3, None, '500'), ([500, 'wrong'], '0' * 64, 'sha256'), (['wrong'] * 3, '0' * 64, 'sha256'),
+    (['short'] * 3, None, 'of 100,000 bytes'), (['loop'] * 99, None, 'infinite loop'), (['stall'] * 3, None, 'timed out'),
+    (['short', 'elsewhere', 'short'], None, 'of 100,000 bytes'), (['short', 'silent', 404], None, '404'), (['empty'] * 3, None, r'\(0 of 0'),
+    (['short', 416, 'short'], None, r'\(50,000 of'), (['short', 'small', 'short'], None, r'\(50,000 of'), ([204] * 3, None, 'status 204'),
+])
 def test_a_download_that_fails_leaves_no_file_and_says_where_to_put_it(server, faults, sha, says):
-    Server.faults = faults
+    Server.faults = [*faults]
     with pytest.raises(UserError, match=says) as e:
-        prepare_module.download(server, 'down/file.bin', sha)
+        prepare_module.download(server, 'down/file.bin', sha, timeout=0.2)
     assert 'down/file.bin by hand' in str(e.value).replace(os.sep, '/') and server in str(e.value)
-    assert not Path('down/file.bin').exists()
+    assert not Path('down/file.bin').exists() and len(Server.log) <= (11 if 'loop' in faults else 3)
+
+def test_what_a_server_sends_beyond_the_length_it_gave_is_not_taken(server, monkeypatch):
+    Server.faults, events = ['long'], []
+    monkeypatch.setattr(configurator, 'sync', lambda path: events.append(Path(path).name))
+    assert prepare_module.download(server, 'down/file.bin').read_bytes() == Server.data
+    assert events == ['file.bin.part', 'down']      # it is on the disk before it has its name
+
+def test_bytes_of_another_sha256_are_fetched_again_from_the_beginning(server):
+    Server.faults = ['wrong', 'short']
+    assert prepare_module.download(server, 'down/file.bin', hashlib.sha256(Server.data).hexdigest()).read_bytes() == Server.data
+    assert Server.log == [0, 0, 50_000]
+
+def test_two_processes_do_not_write_one_download(server, monkeypatch):
+    code = "import configurator, time; configurator.lock('down/.file.bin.lock', ''); print('locked', flush=True); time.sleep(60)"
+    Path('down').mkdir()
+    other = subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=str(HERE)))
+    assert other.stdout.readline().strip() == b'locked'
+    with pytest.raises(UserError, match='another process is fetching'):
+        prepare_module.download(server, 'down/file.bin')
+    monkeypatch.setenv('WORLD_SIZE', '2')       # the processes of one run wait for each other
+    threading.Timer(0.3, other.kill).start()
+    assert prepare_module.download(server, 'down/file.bin').read_bytes() == Server.data and other.wait() == -signal.SIGKILL
+    Path('file').touch()
+    with pytest.raises(UserError, match='can not write to file'):
+        prepare_module.download(server, 'file/file.bin')
 
 def test_files_placed_by_hand_need_no_network(monkeypatch):
     Path('data/downloads').mkdir(parents=True)
@@ -1390,6 +1825,9 @@ def test_nanogpts_pair_of_files_works_as_it_is(capsys):
     out = capsys.readouterr().out
     assert 'taken as tokens of GPT-2' in out and 'bits per byte |' not in out and result['val_bpb'] is None
     assert losses(log)[0] == pytest.approx(math.log(50257), rel=0.03)
+    np.arange(4000, dtype=np.uint16).tofile('nano/train.bin')
+    with pytest.raises(UserError, match='was trained with data'):
+        script('train', result['run'] / 'config.py', '--init_from=resume', '--max_iters=4').main()
 
 def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
     write_corpus()
@@ -1869,7 +2307,7 @@ def end(pid, seconds=60):
     os.waitpid(pid, 0)
     pytest.fail(f'it did not end in {seconds} s: ' + Path(f'{pid}.out').read_text(errors='replace')[-3000:])
 
-def trained(*args, change=lambda module: None):
+def train_with(*args, change=lambda module: None):
     """What start() is to do: train.py with these arguments, its module changed before."""
     module = script('train', *SMALL, *args)
     module.draw_curves = lambda run: None       # it takes longer than these runs
@@ -1884,7 +2322,7 @@ def port():
 def start_ranks(n, *args, change=lambda module: None, **env):
     """n processes that train together, each in a fork. -> their pids"""
     env = dict(WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port()), **env)
-    return [start(functools.partial(trained, change=change), *args, RANK=str(r), LOCAL_RANK=str(r), **env) for r in range(n)]
+    return [start(functools.partial(train_with, change=change), *args, RANK=str(r), LOCAL_RANK=str(r), **env) for r in range(n)]
 
 def prepared_corpus():
     """The data folder of train_here, so that many runs need not make it again."""
@@ -1907,16 +2345,16 @@ def test_a_run_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not():
     first_dtype = lambda module: setattr(module, 'choose_dtype', lambda dtype, place: ('float32', 'this machine'))
     second = lambda module: [setattr(module, k, v) for k, v in OTHER_CHOICES.items()]
     t = time.monotonic()
-    assert end(start(functools.partial(trained, change=first_dtype), *KILLED, '--out_dir=a'))[0] == 0
+    assert end(start(functools.partial(train_with, change=first_dtype), *KILLED, '--out_dir=a'))[0] == 0
     seconds, rng = time.monotonic() - t, random.Random(1)
     straight, moments = model_module.checkpoints('a')[-1], []
     for i in range(80 if LONG else 4):
-        pid = start(functools.partial(trained, change=first_dtype), *KILLED, '--out_dir=b')
+        pid = start(functools.partial(train_with, change=first_dtype), *KILLED, '--out_dir=b')
         time.sleep(rng.uniform(0.1, 1) * seconds)
         os.kill(pid, signal.SIGKILL)
         end(pid)
         moments.append([p.name for p in model_module.checkpoints('b')])
-        status, said = end(start(functools.partial(trained, change=second if moments[-1] else first_dtype), *KILLED, '--out_dir=b'))
+        status, said = end(start(functools.partial(train_with, change=second if moments[-1] else first_dtype), *KILLED, '--out_dir=b'))
         assert status == 0 and same_weights(straight, model_module.checkpoints('b')[-1]), said
         assert losses(train_module.read_log(Path('b/log.jsonl'))) == losses(train_module.read_log(Path('a/log.jsonl')))
         assert not list(Path('b').glob('.step*'))
@@ -2075,7 +2513,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_offered_and_
 def limited(size, *args):
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    trained(*args)
+    train_with(*args)
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_half_written():
     _, straight, a = train_here('--max_iters=15', '--eval_interval=5', '--sample_tokens=0', '--out_dir=a')
@@ -2118,14 +2556,14 @@ def test_old_checkpoints_stay_where_the_new_one_can_not_be_read_back(monkeypatch
 def test_a_second_run_in_the_same_folder_is_refused_until_the_first_one_ends():
     prepared_corpus()
     args = ['--max_iters=100000', '--eval_interval=5', '--eval_tokens=16', '--sample_tokens=0', '--dataset=data/corpus-bpe300']
-    first = start(trained, *args, '--out_dir=a')
+    first = start(train_with, *args, '--out_dir=a')
     wait_for(Path('a/log.jsonl'), 10, first)
     for how in 'auto', 'resume':
-        status, said = end(start(trained, *args, '--out_dir=a', f'--init_from={how}'))
+        status, said = end(start(train_with, *args, '--out_dir=a', f'--init_from={how}'))
         assert status == 2 and said.splitlines()[-1] == 'error: another process trains in a: wait for its end, stop it, or give another --out_dir'
     os.kill(first, signal.SIGKILL)
     end(first)
-    status, said = end(start(trained, *args, '--max_iters=1', '--out_dir=a', '--init_from=auto'))
+    status, said = end(start(train_with, *args, '--max_iters=1', '--out_dir=a', '--init_from=auto'))
     assert status == 0 and 'is complete' in said or 'resumed' in said
 
 def test_what_changed_is_said_and_what_may_not_change_is_named(capsys):

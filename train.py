@@ -32,8 +32,8 @@ from configurator import (StopSignal, UserError, Wandb, as_file, configure, cut_
                           read_log, say, short, smaller_config, write_whole)
 from model import (GPT, GPTConfig, all_reduce, checkpoints, choose_compile, choose_device, choose_dtype, connect, leave, load_model,
                    load_tensors, newest_whole, peak_flops, read_later, remove_checkpoint, save_checkpoint, setup_ranks, synchronize, upcast)
-from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta,
-                     window_starts)
+from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, gpt2_weights,
+                     read_meta, window_starts)
 from sample import peek
 from tokenizer import load_tokenizer
 
@@ -547,7 +547,7 @@ def main():
 
     # data
     folder = find_data()
-    meta = read_meta(folder)
+    meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
