@@ -281,9 +281,10 @@ class StopSignal:
     status 128 + its number; from then on it is only noted, as `signal`, for the loop to end by, and a second Ctrl-C ends it
     at once. A thread ends what has not ended `limit` seconds after it: a process can wait in vain for another one.
     """
+    patience = 10.0     # seconds
 
     def __init__(self):
-        self.signal, self.heard, self.ready, self.limit, self.before = 0, math.inf, False, 10.0, {}
+        self.signal, self.heard, self.ready, self.limit, self.before = 0, math.inf, False, self.patience, {}
         for s in (getattr(signal, name, None) for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1')):
             if s and signal.getsignal(s) != signal.SIG_IGN:         # nohup wants it so
                 self.before[s] = signal.signal(s, self.hear)

@@ -717,8 +717,9 @@ def main():
         last = torch.where(optimizer.alive, loss, last)
         norm = optimizer.step(lr, grad_clip)
         step, state['windows'] = step + 1, state['windows'] + batch_size
-        stop.limit = max(10.0, 3 * (time.perf_counter() - begun))
-        if heard and stop.limit > 10:       # a long step: better wait for it than for the next one
+        took = time.perf_counter() - begun
+        stop.limit = max(stop.patience, 3 * took)
+        if heard and took > 1:      # a long step: better wait for it than for the next one
             asked = heard()[0]
 
         if step % log_interval == 0 or step == 1 or step == max_iters:
