@@ -342,6 +342,7 @@ class Wandb:
     """
     Weights & Biases if it is asked for, in a thread of its own: nothing that it does, fails to do or waits for stops a run.
     """
+    patience = 10.0     # seconds
 
     def __init__(self, on, **settings):
         self.calls, self.thread = queue.Queue(), threading.Thread(target=self.work, daemon=True)
@@ -366,7 +367,7 @@ class Wandb:
     def finish(self):
         self.call('finish')
         if self.thread.is_alive():
-            self.thread.join(10)
+            self.thread.join(self.patience)
             if self.thread.is_alive():
                 say('wandb does not answer: it may lack the end of this run')
 

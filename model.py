@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -521,7 +522,8 @@ def all_reduce(x, op='SUM'):
     try:
         dist.all_reduce(x, getattr(dist.ReduceOp, op))
     except RuntimeError as e:
-        time.sleep(3)       # torchrun ends this process by then if another one failed first, and names that one
+        # torchrun ends this process within that time if another one failed first, and names that one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL), time.sleep(3)
         raise Lost(f'rank {os.environ["RANK"]} waits in vain for another process ({str(e).splitlines()[0]}): torchrun names the '
                    f'one that failed first; go on with --init_from=auto')
 

@@ -1836,18 +1836,6 @@ def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
     for checkpoint in model_module.checkpoints('a'):
         assert all(torch.isfinite(w).all() for w in weights(checkpoint).values())
 
-def test_wandb_that_fails_costs_one_line(monkeypatch, capsys):
-    class Broken:
-        def init(self, **kw): pass
-        def log(self, *a, **kw): raise RuntimeError('no disk')
-        def finish(self): raise RuntimeError
-    monkeypatch.setitem(sys.modules, 'wandb', Broken())
-    _, log, _ = train_here('--max_iters=4', '--wandb_log=True', '--out_dir=a')
-    assert capsys.readouterr().out.count('wandb failed') == 1
-    monkeypatch.setitem(sys.modules, 'wandb', None)     # import wandb raises
-    assert losses(train_here('--max_iters=4', '--wandb_log=True', '--out_dir=b')[1]) == losses(log)
-    assert capsys.readouterr().out.count('wandb failed') == 1
-
 def test_a_run_that_is_stopped_finishes_what_wandb_has(monkeypatch):
     class Fake:
         calls = []
@@ -2790,6 +2778,133 @@ def test_two_processes_are_one_with_twice_the_accumulation_bit_for_bit():
     _, one, last = train_here(*args, '--out_dir=one')
     assert losses(train_module.read_log(Path('two/log.jsonl'))) == losses(one)
     assert same_weights(last, model_module.checkpoints('two')[-1])
+
+# -- torchrun
+
+def start_torchrun(n, *args, restarts=0):
+    out = open('torchrun.out', 'w')
+    return subprocess.Popen([sys.executable, '-m', 'torch.distributed.run', f'--nproc_per_node={n}', f'--max-restarts={restarts}', '--rdzv_backend=c10d',
+                             '--rdzv_endpoint=localhost:0', str(HERE / 'train.py'), *map(str, args)], stdout=out, stderr=out,
+                            env=dict(os.environ, OMP_NUM_THREADS='1'))
+
+def processes(mark):
+    """The pids of running train.py with a mark in their arguments, but for torchrun itself; by rank."""
+    out = subprocess.run(['ps', '-eo', 'pid=,stat=,args='], capture_output=True, text=True).stdout
+    return sorted(int(line.split()[0]) for line in out.splitlines() if mark in line and 'distributed.run' not in line and line.split()[1][0] != 'Z')
+
+def test_torchrun_restarts_to_the_weights_of_a_run_that_was_not_disturbed():
+    prepared_corpus()
+    args = [*SMALL, '--max_iters=200', '--eval_interval=6', '--eval_tokens=64', '--sample_tokens=0', '--dropout=0.1', '--micro_batch_size=4',
+            '--dataset=data/corpus-bpe300', '--init_from=auto']
+    straight, rng = train_here(*args[len(SMALL):], '--out_dir=a')[2], random.Random(3)
+    for i in range(20 if LONG else 1):
+        mark = f'--out_dir=restarted{i}'
+        job = start_torchrun(2, *args, mark, restarts=3)
+        for k in range(2 if LONG else 1):
+            log, after = Path(f'restarted{i}/log.jsonl'), rng.randrange(3, 20) + 25 * k
+            deadline = time.monotonic() + 60
+            while not (log.exists() and any(e['step'] >= after for e in train_module.read_log(log)) and len(processes(mark)) == 2):
+                assert job.poll() is None and time.monotonic() < deadline, Path('torchrun.out').read_text()[-3000:]
+                time.sleep(0.005)
+            os.kill(rng.choice(processes(mark)), signal.SIGKILL)
+            time.sleep(0.5)
+        assert job.wait(120) == 0, Path('torchrun.out').read_text()[-3000:]
+        assert same_weights(straight, model_module.checkpoints(f'restarted{i}')[-1]) and not processes(mark)
+
+@pytest.mark.parametrize('what', ['raises', 'exits', 'is killed', 'stops', 'loses torchrun'] if LONG else ['raises'])
+def test_where_one_process_fails_the_others_leave_and_it_is_named(what):
+    prepared_corpus()
+    Path('fault.py').write_text(f"""
+import os as _os, signal as _signal, threading as _threading, time as _time
+def _fault():
+    while not (_os.path.exists('{what}/log.jsonl') and open('{what}/log.jsonl').read().count(chr(10)) > 20):
+        _time.sleep(0.01)
+    open('when', 'w').close()
+    if '{what}' == 'raises':
+        _signal.signal(_signal.SIGALRM, lambda *a: 1 / 0)
+    _os.kill(*dict(raises=(_os.getpid(), _signal.SIGALRM), stops=(_os.getpid(), _signal.SIGSTOP), exits=(_os.getpid(), 0)).get(
+        '{what}', (_os.getpid() if '{what}' == 'is killed' else _os.getppid(), _signal.SIGKILL)))
+    if '{what}' == 'exits':
+        _os._exit(7)
+if _os.environ.get('RANK') == '1':
+    if '{what}' == 'raises':
+        _signal.signal(_signal.SIGALRM, lambda *a: 1 / 0)
+    _threading.Thread(target=_fault, daemon=True).start()
+""".replace("""    if 'raises' == 'raises':
+        _signal.signal(_signal.SIGALRM, lambda *a: 1 / 0)
+    _os.kill""", '    _os.kill'))
+    mark = f'--out_dir={what}'
+    job = start_torchrun(3, *SMALL, 'fault.py', '--max_iters=1000000', '--batch_size=9', '--eval_interval=10', '--eval_tokens=64', '--sample_tokens=0',
+                         '--dataset=data/corpus-bpe300', '--timeout=8', mark)
+    deadline = time.monotonic() + 120
+    while not os.path.exists('when') or processes(mark):
+        assert time.monotonic() < deadline, Path('torchrun.out').read_text()[-3000:]
+        time.sleep(0.05)
+    took = time.time() - os.stat('when').st_mtime
+    status, said = job.wait(60), Path('torchrun.out').read_text()
+    assert took < (8 + 45 if what == 'stops' else 15), took
+    if what != 'loses torchrun':
+        named = re.search(r'Root Cause.*?rank      : (\d)', said, re.S)[1]
+        assert status == 1 and (named == '1') == (what != 'stops'), said[-3000:]
+    assert 'Traceback' in said if what == 'raises' else 'train.py", line' not in said, said[-3000:]
+    model_module.load_model(model_module.newest_whole(what))
+
+# -- what a run does not depend on
+
+@pytest.mark.parametrize('fails', ['import', 'init', 'log', 'finish', 'import waits', 'init waits', 'log waits', 'finish waits'])
+def test_wandb_may_be_absent_fail_or_block_for_an_hour(fails, monkeypatch, capsys):
+    _, straight, _ = train_here('--max_iters=4', '--out_dir=a')
+    Path('wandb.py').write_text(f"""
+import time
+def fail(where):
+    if {fails!r} == where:
+        raise SystemExit('no wandb today')
+    if {fails!r} == where + ' waits':
+        time.sleep(3600)
+def init(**kwargs): fail('init')
+def log(*args, **kwargs): fail('log')
+def finish(): fail('finish')
+fail('import')
+""")
+    monkeypatch.syspath_prepend(os.getcwd())
+    monkeypatch.delitem(sys.modules, 'wandb', raising=False)
+    module = script('train', *SMALL, '--max_iters=4', '--out_dir=b', '--wandb_log=True')
+    module.Wandb.patience = 10.0 if LONG else 0.3
+    capsys.readouterr()
+    module.main()
+    assert losses(train_module.read_log(Path('b/log.jsonl'))) == losses(straight)
+    assert capsys.readouterr().out.count('\nwandb ') == 1
+    monkeypatch.delitem(sys.modules, 'wandb', raising=False)
+
+def test_a_closed_output_does_not_end_a_run():
+    prepared_corpus()
+    process = subprocess.Popen([sys.executable, str(HERE / 'train.py'), *SMALL, '--max_iters=20', '--eval_interval=5', '--dataset=data/corpus-bpe300', '--out_dir=a'],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ, OMP_NUM_THREADS='1'))
+    while not process.stdout.readline().startswith(b'step 1 '):
+        pass
+    process.stdout.close()      # `| head`
+    assert process.stderr.read() == b'' and process.wait(60) == 0
+    assert model_module.newest_whole('a').name == 'step_00000020' and len(losses(train_module.read_log(Path('a/log.jsonl')))) == 20
+
+def test_a_long_run_needs_no_more_memory_or_files_than_a_short_one():
+    prepared_corpus()
+    steps, seen = 2000 if LONG else 400, []
+    def watch(module):
+        evaluate = module.evaluate
+        def measured(*args):
+            with open('/proc/self/statm') as f:
+                pages = int(f.read().split()[1])
+            with open('seen', 'a') as f:
+                f.write(f'{pages * os.sysconf("SC_PAGE_SIZE") / 1e6} {len(os.listdir("/proc/self/fd"))} {threading.active_count()}\n')
+            return evaluate(*args)
+        module.evaluate = measured
+    if not os.path.exists('/proc/self/statm'):
+        return
+    status, said = end(start(functools.partial(train_with, change=watch), f'--max_iters={steps}', f'--eval_interval={steps // 20}', '--eval_tokens=64',
+                             '--dataset=data/corpus-bpe300', '--out_dir=a'), 300)
+    rows = [tuple(map(float, line.split())) for line in Path('seen').read_text().splitlines()]
+    assert status == 0 and len(rows) == 20, said
+    assert rows[-1][0] - rows[5][0] < 4 and rows[-1][1:] == rows[5][1:], rows       # MB, open files, threads
 
 def test_the_readme_names_files_that_exist_and_lists_them_all():
     text = (HERE / 'README.md').read_text(encoding='utf-8')
