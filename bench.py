@@ -36,7 +36,7 @@ import prepare
 import sample
 import tokenizer as bpe
 import train
-from configurator import UserError, configure, default_workers, launch, parallel_map, run_file
+from configurator import UserError, check_ranges, configure, default_workers, launch, parallel_map, run_file
 from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, synchronize
 
 # -----------------------------------------------------------------------------
@@ -308,8 +308,7 @@ def main():
     known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder)
     if what not in known:
         raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
-    if min(steps, rounds, samples, new_tokens) < 1 or warmup_steps < 0:
-        raise UserError('steps, rounds, samples and new_tokens must be 1 or more, and warmup_steps 0 or more')
+    check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'))
     result = known[what]()
     if json and os.environ.get('RANK', '0') == '0':
         print(dumps(dict(what=what, **(result or {}))))

@@ -30,7 +30,7 @@ from itertools import chain, islice
 
 import regex
 
-KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
+KINDS = {bool: 'True or False', int: 'a whole number below 2^63', float: 'a number', str: 'a text without NUL, in UTF-8'}
 
 # what people type from habit, and what it is called here
 FOREIGN = {
@@ -47,23 +47,34 @@ class UserError(Exception):
     status, kind = 2, 'error'       # of the process, and how the line begins
 
 def launch(main):
-    """Runs a script's main: a UserError becomes one line and exit status 2; a bug of ours keeps its traceback."""
+    """Runs a script's main: a mistake becomes one line and exit status 2; a bug of ours keeps its traceback."""
     try:
         main()
     except UserError as e:
         stop(e)
     except BrokenPipeError:     # `| head` closed our output: nobody is listening, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except OSError as e:
-        if not disk_is_full(e):
+    except (OSError, MemoryError, RuntimeError) as e:
+        if (refusal := refused(e)) is None:
             raise
-        stop(UserError(f'the disk is full ({e}): make room and run this again; what was saved before is whole'))
+        stop(refusal)
     except KeyboardInterrupt:
         print('\nstopped', file=sys.stderr)
         sys.exit(130)
 
+def refused(error):
+    """What the machine refused (room on a disk, memory, a path) as a UserError; None for any other exception."""
+    if isinstance(error, MemoryError) or re.search('(allocate|enough|out of) memory', str(error)):      # torch has no class for it
+        return UserError('this does not fit into the memory: try a smaller model, context or file, or fewer sequences at once')
+    if isinstance(error, OSError) and disk_is_full(error):
+        return UserError(f'the disk is full ({error}): make room and run this again; what was saved before is whole')
+    if isinstance(error, OSError) and error.filename is not None:
+        return UserError(f'can not use {error.filename}: {error.strerror}; check the path, and whether you may write there')
+
 def stop(error):
-    print(f'{error.kind}: {visible(" ".join(str(error).split()))}', file=sys.stderr, flush=True)
+    text = ' '.join(str(error).split())
+    text = text if len(text) < 2000 else f'{text[:1000]} ... {text[-500:]}'     # it may quote a file
+    print(f'{error.kind}: {visible(text)}', file=sys.stderr, flush=True)
     sys.exit(error.status)
 
 def visible(text):
@@ -159,6 +170,8 @@ def configure(script, *others, argv=None, quiet=False):
     if launched:
         for stream in (sys.stdout, sys.stderr):     # a console or pipe that is not UTF-8 gets escapes, not a traceback
             stream.reconfigure(errors='backslashreplace')
+        write = sys.stdout.write        # no text, name or knob can steer the terminal
+        sys.stdout.write = lambda text: write(visible(text))
     spaces = (script, *others)
     defaults = {k: v for space in reversed(spaces) for k, v in space.items() if is_knob(k, v)}
     if argv is None:
@@ -214,8 +227,17 @@ def known(name, defaults, where):
     raise UserError(f'{where}: there is no knob {name!r}: {hint}--help lists them')
 
 def is_plain(value):
-    """Whether a number is finite and of a size that makes sense."""
-    return type(value) is str or abs(value) < 1e300
+    """Whether a number is finite and of a size that makes sense, and a text one that a path and a file can hold."""
+    if type(value) is str:
+        return not re.search('[\0\ud800-\udfff]', value)
+    return abs(value) < (1 << 63 if type(value) is int else 1e300)
+
+def check_ranges(knobs, *rows):
+    """Raises UserError for a knob that is out of its range. A row: least, most, names."""
+    for least, most, names in rows:
+        for name in names.split():
+            if not least <= knobs[name] <= most:
+                raise UserError(f'{name} = {knobs[name]}: give a number from {least} to {most:,}')
 
 def parse(name, text, default):
     """The text of a --name=text as the type of the default: parse('lr', '1', 0.5) -> 1.0"""
@@ -236,12 +258,12 @@ def run_file(path, knobs, defaults):
     try:
         with open(path, encoding='utf-8-sig') as f:
             text = f.read()
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, ValueError) as e:
         raise UserError(f'can not read the config file {path}: {getattr(e, "strerror", None) or e}; '
                         f'`ls config` shows those that come with the project')
     try:
         exec(compile(text, path, 'exec'), names)
-    except (Exception, SystemExit) as e:      # whatever a person's file raises is that file's mistake
+    except BaseException as e:      # whatever a person's file raises is that file's mistake
         line = getattr(e, 'lineno', None)
         tb = e.__traceback__
         while tb is not None and not isinstance(e, SyntaxError):
