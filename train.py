@@ -31,9 +31,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from configurator import UserError, as_file, configure, launch, read_json, visible
+from configurator import UserError, as_file, check_ranges, configure, launch
 from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
-                   peak_flops, save_checkpoint, set_up, synchronize, upcast)
+                   peak_flops, read_state, save_checkpoint, set_up, synchronize, upcast)
 from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, data_hash, data_name, find_or_prepare, gpt2_weights, read_meta,
                      window_starts)
 from sample import generate
@@ -337,7 +337,7 @@ def peek(model, tok, place, texts=1, length=0):
     new = generate(model, [tok.encode(start) or [tok.eot or 0]] * texts, length or sample_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)
     rows = torch.stack(list(new), 1).tolist()
     model.train()
-    return [visible(start + tok.decode([i for i in row if i != tok.eot])) for row in rows]
+    return [start + tok.decode([i for i in row if i != tok.eot]) for row in rows]
 
 # -----------------------------------------------------------------------------
 # the run on disk
@@ -424,10 +424,9 @@ def save(run, step, model, optimizer, eot, tok_path, state):
 
 def restore(folder, optimizer, state):
     """Fills the optimizer from a checkpoint."""
-    tensors = load_tensors([folder / 'training.safetensors'])
-    for k in 'mv':
-        for name, x in optimizer.views(getattr(optimizer, k)).items():
-            x.copy_(tensors[f'{k}.{name}'])
+    views = {f'{k}.{name}': x for k in 'mv' for name, x in optimizer.views(getattr(optimizer, k)).items()}
+    for name, x in load_tensors([folder / 'training.safetensors'], views).items():
+        views[name].copy_(x)
     optimizer.t.fill_(state['updates'])
     if optimizer.scaled and state['loss_scale'] != 1:       # it was float16 before, too
         optimizer.loss_scale.fill_(state['loss_scale'])
@@ -583,7 +582,7 @@ def main():
         model.to(place)
     except (RuntimeError, AssertionError) as e:
         raise UserError(f'device {place!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
-    state = read_json(resumed / 'training.json') if resumed else \
+    state = read_state(resumed) if resumed else \
         dict(step=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), muon=muon, auto={})
     step = state['step']
     # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
@@ -762,12 +761,9 @@ class StopSignal:
         self.signal = signum
 
 def check_knobs():
-    for least, names in ((1, 'max_iters eval_interval log_interval block_size keep_checkpoints'),
-                         (0, 'eval_tokens micro_batch_size warmup_iters lr_decay_iters weight_decay grad_clip learning_rate min_lr '
-                             'sample_tokens seed max_minutes')):
-        for name in names.split():
-            if not config[name] >= least:
-                raise UserError(f'{name} = {config[name]}: give {least} or more')
+    check_ranges(config, (1, 10 ** 18, 'max_iters eval_interval log_interval keep_checkpoints'), (1, 10 ** 6, 'batch_size'),
+                 (0, 10 ** 18, 'eval_tokens micro_batch_size warmup_iters lr_decay_iters seed'), (0, 10 ** 6, 'sample_tokens max_minutes'),
+                 (0, 1e38, 'weight_decay grad_clip learning_rate min_lr adam_eps'))
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise UserError(f'beta1 = {beta1} and beta2 = {beta2} must be from 0 to 1, such as 0.9 and 0.95')
     if compile not in (True, False, 'auto'):
@@ -785,7 +781,7 @@ def check_resumed(found, wanted, folder, data):
         differs = knob > v if k in ('block_size', 'vocab_size') else knob != v
         if differs and k not in ('attention', 'dropout'):
             raise UserError(f'{folder} has {k} = {v}, not {knob}: resume it with its own config.py')
-    before = dict(dict(muon=False), **read_json(folder / 'training.json'))
+    before = read_state(folder)
     for name, now in dict(data=data, muon=muon).items():
         if before.get(name) != now:
             raise UserError(f'{folder} was trained with {name} = {before.get(name)}, not {now}: resume it as it began, or '
