@@ -36,9 +36,9 @@ import prepare
 import sample
 import tokenizer as bpe
 import train
-from configurator import UserError, configure, default_workers, duration, launch, parallel_map, run_file
-from model import (GPT, GPT2, GPTConfig, all_reduce, choose_compile, choose_device, choose_dtype, connect, leave, peak_flops, setup_ranks,
-                   synchronize)
+from configurator import (UserError, all_reduce, check_ranges, configure, connect, default_workers, duration, launch, leave, parallel_map,
+                          run_file, setup_ranks)
+from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
 
 # -----------------------------------------------------------------------------
 what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys)
@@ -309,8 +309,7 @@ def main():
     known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder)
     if what not in known:
         raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
-    if min(steps, rounds, samples, new_tokens) < 1 or warmup_steps < 0:
-        raise UserError('steps, rounds, samples and new_tokens must be 1 or more, and warmup_steps 0 or more')
+    check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'))
     result = known[what]()
     if json and os.environ.get('RANK', '0') == '0':
         print(dumps(dict(what=what, **(result or {}))))
@@ -321,7 +320,7 @@ def machine(local_rank=0, world_size=1, say=print):
     place, why_place = choose_device(train.device, local_rank)
     type_, why_type = choose_dtype(train.dtype, place)
     compiled, why = choose_compile(True if train.compile == 'auto' else train.compile, place)
-    connect(place, world_size)
+    set_up(place), connect(place, world_size)
     say(f'device  | {place} ({why_place})\ndtype   | {type_} ({why_type})')
     return place, type_, compiled, why
 

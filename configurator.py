@@ -10,8 +10,9 @@ Settings without a framework. A script lists its knobs as plain globals and read
 Arguments are read from left to right and later ones win. An argument is a Python file that assigns knobs (it sees
 the knobs so far, so it can compute with them; names in CAPITALS or with a leading underscore are its own), or
 --key=value. A knob is a lower-case global that is a bool, an int, a float or a str; the comment beside it is its
---help. Only a script that was launched reads the command line: importing it changes nothing. Three sections are about
-something else: files that are whole or not there, what happens to a long run, and long texts in blocks, on all cores.
+--help. Only a script that was launched reads the command line: importing it changes nothing. Four sections are about
+something else: files that are whole or not there, what happens to a long run, several processes that train together, and
+long texts in blocks, on all cores.
 """
 import difflib
 import errno
@@ -37,13 +38,14 @@ import urllib.error
 import urllib.request
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from itertools import chain, islice
 from pathlib import Path
 
 import regex
 from tqdm import tqdm
 
-KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
+KINDS = {bool: 'True or False', int: 'a whole number below 2^63', float: 'a number', str: 'a text without NUL, in UTF-8'}
 
 # what people type from habit, and what it is called here
 FOREIGN = {
@@ -82,8 +84,8 @@ def launch(main):
     except SystemExit as e:
         status = e.code or 0
     except BaseException as e:
-        if isinstance(e, OSError) and disk_is_full(e):
-            status = tell(UserError(f'the disk is full ({e}): make room and run this again; what was saved before is whole'))
+        if refusal := refused(e):
+            status = tell(refusal)
         elif 'RANK' not in os.environ:
             raise
         else:
@@ -91,17 +93,29 @@ def launch(main):
     if 'RANK' in os.environ:
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(status)
-    sys.exit(status)
+    if status:
+        sys.exit(status)
+
+def refused(error):
+    """What the machine refused (room on a disk, memory, a path) as a UserError; None for any other exception."""
+    if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and re.search('(allocate|enough|out of) memory', str(error)):
+        return UserError('this does not fit into the memory: try a smaller model, context or file, or fewer sequences at once')
+    if isinstance(error, OSError) and disk_is_full(error):
+        return UserError(f'the disk is full ({error}): make room and run this again; what was saved before is whole')
+    if isinstance(error, OSError) and error.filename is not None:
+        return UserError(f'can not use {error.filename}: {error.strerror}; check the path, and whether you may write there')
 
 def tell(error):
-    if str(error):      # of several processes one may speak for all
-        print(f'{error.kind}: {visible(" ".join(str(error).split()))}', file=sys.stderr, flush=True)
+    text = ' '.join(str(error).split())
+    text = text if len(text) < 2000 else f'{text[:1000]} ... {text[-500:]}'     # it may quote a file
+    if text:            # of several processes one may speak for all
+        print(f'{error.kind}: {visible(text)}', file=sys.stderr, flush=True)
     return error.status
 
 def say(*lines):
     """Prints, and goes on where nobody listens any more: a closed pipe, a terminal that is gone."""
     try:
-        print(*map(visible, map(str, lines)), flush=True)
+        print(*lines, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -382,6 +396,73 @@ def short(n):
     return f'{n / 1e6:.2f}M' if n >= 1e6 else f'{n / 1e3:.0f}k' if n >= 1e4 else f'{n:.0f}'
 
 # -----------------------------------------------------------------------------
+# several processes
+
+class Lost(UserError):
+    """Another process is gone, or does not answer."""
+    status = 1
+
+def setup_ranks():
+    """-> rank, local_rank, world_size, from what torchrun sets."""
+    return tuple(int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
+
+def connect(place, world_size, timeout=600):
+    """Joins the processes. timeout: seconds that they wait for each other."""
+    if world_size > 1:
+        import torch.distributed as dist        # preparing data needs no torch
+        wait, rank = timedelta(seconds=timeout), int(os.environ['RANK'])
+        store = next(dist.rendezvous('env://', timeout=wait))[0]
+        backend = 'nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo'
+        dist.init_process_group(backend, timeout=wait, rank=rank, world_size=world_size,
+                                store=dist.PrefixStore(meet(store, rank, world_size, timeout), store))
+
+def meet(store, rank, world_size, timeout):
+    """
+    A name that only the processes of this start have. The store of torchrun outlives a restart and still holds the
+    addresses of processes that are gone: rank 0 answers every greeting it finds until all who live have its name.
+    """
+    name, deadline = os.urandom(8).hex(), time.monotonic() + timeout
+    if rank > 0:
+        store.set(f'greeting/{rank}', name)
+        name = store.get(f'answer/{name}').decode()
+        store.set(f'here/{name}/{rank}', '')
+    while rank == 0 and not store.check([f'here/{name}/{r}' for r in range(1, world_size)]):
+        for r in range(1, world_size):
+            if store.check([f'greeting/{r}']):
+                store.set(f'answer/{store.get(f"greeting/{r}").decode()}', name)
+        if time.monotonic() > deadline:
+            raise Lost(f'not all {world_size} processes came within {timeout} s: look at what the others say')
+        time.sleep(0.01)
+    return name
+
+def all_reduce(x, op='SUM'):
+    """dist.all_reduce. Raises Lost where another process is gone."""
+    import torch.distributed as dist
+    try:
+        dist.all_reduce(x, getattr(dist.ReduceOp, op))
+    except RuntimeError as e:
+        # torchrun ends this process within that time if another one failed first, and names that one
+        signal.signal(signal.SIGTERM, signal.SIG_DFL), time.sleep(3)
+        raise Lost(f'rank {os.environ["RANK"]} waits in vain for another process ({str(e).splitlines()[0]}): torchrun names the '
+                   f'one that failed first; go on with --init_from=auto')
+
+def read_later(numbers, place):
+    """-> a function that gives a few numbers of the device, and waits for nothing if they have long been computed."""
+    copy, event = numbers.clone().to('cpu', non_blocking=True), None
+    if place.startswith('cuda'):
+        import torch
+        event = torch.cuda.Event()
+        event.record()
+    return lambda: (event and event.synchronize(), copy.tolist())[1]
+
+def leave(place, world_size):
+    """Ends the work of several processes, when all have come here."""
+    if world_size > 1:
+        import torch
+        all_reduce(torch.zeros(1, device=place))
+        torch.distributed.destroy_process_group()
+
+# -----------------------------------------------------------------------------
 # knobs
 
 def is_rank_0():
@@ -400,6 +481,8 @@ def configure(script, *others, argv=None, quiet=False):
     if launched:
         for stream in (sys.stdout, sys.stderr):     # a console or pipe that is not UTF-8 gets escapes, not a traceback
             stream.reconfigure(errors='backslashreplace')
+        write = sys.stdout.write        # no text, name or knob can steer the terminal
+        sys.stdout.write = lambda text: write(visible(text))
     spaces = (script, *others)
     defaults = {k: v for space in reversed(spaces) for k, v in space.items() if is_knob(k, v)}
     if argv is None:
@@ -453,8 +536,17 @@ def known(name, defaults, where):
     raise UserError(f'{where}: there is no knob {name!r}: {hint}--help lists them')
 
 def is_plain(value):
-    """Whether a number is finite and of a size that makes sense."""
-    return type(value) is str or abs(value) < 1e300
+    """Whether a number is finite and of a size that makes sense, and a text one that a path and a file can hold."""
+    if type(value) is str:
+        return not re.search('[\0\ud800-\udfff]', value)
+    return abs(value) < (1 << 63 if type(value) is int else 1e300)
+
+def check_ranges(knobs, *rows):
+    """Raises UserError for a knob that is out of its range. A row: least, most, names."""
+    for least, most, names in rows:
+        for name in names.split():
+            if not least <= knobs[name] <= most:
+                raise UserError(f'{name} = {knobs[name]}: give a number from {least} to {most:,}')
 
 def parse(name, text, default):
     """The text of a --name=text as the type of the default: parse('lr', '1', 0.5) -> 1.0"""
@@ -475,12 +567,12 @@ def run_file(path, knobs, defaults):
     try:
         with open(path, encoding='utf-8-sig') as f:
             text = f.read()
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, ValueError) as e:
         raise UserError(f'can not read the config file {path}: {getattr(e, "strerror", None) or e}; '
                         f'`ls config` shows those that come with the project')
     try:
         exec(compile(text, path, 'exec'), names)
-    except (Exception, SystemExit) as e:      # whatever a person's file raises is that file's mistake
+    except BaseException as e:      # whatever a person's file raises is that file's mistake
         line = getattr(e, 'lineno', None)
         tb = e.__traceback__
         while tb is not None and not isinstance(e, SyntaxError):

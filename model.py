@@ -18,21 +18,17 @@ import os
 import platform
 import re
 import shutil
-import signal
 import sys
-import time
-from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from configurator import UserError, file_sha256, read_json, sync
+from configurator import KINDS, UserError, file_sha256, read_json, sync
 
 @dataclass
 class GPTConfig:
@@ -56,11 +52,18 @@ class GPTConfig:
     attention: str = 'flash'        # flash (torch's fused kernels), naive
 
     def __post_init__(self):
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type is float and type(value) is int and abs(value) < 1 << 53:
+                setattr(self, f.name, float(value))
+            elif type(value) is not f.type or f.type is float and not math.isfinite(value):
+                raise UserError(f'{f.name} = {value!r}: give {KINDS[f.type]}')
         self.n_kv_head = self.n_kv_head or self.n_head
         self.d_ff = self.d_ff or ((-(-8 * self.n_embd // 3) + 63) // 64 * 64 if self.mlp == 'swiglu' else 4 * self.n_embd)
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'd_ff'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name} = {getattr(self, name)}: give 1 or more')
+            most = 10_000 if name == 'n_layer' else 1 << 28
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f'{name} = {getattr(self, name)}: give 1 to {most:,}')
         for name, values in dict(norm='rms layer none', norm_position='pre post', position='rope learned none',
                                  mlp='swiglu silu gelu', attention='flash naive').items():
             if getattr(self, name) not in values.split():
@@ -68,10 +71,15 @@ class GPTConfig:
         if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
             raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
                             f'{self.n_kv_head} must divide n_head; try n_head = {math.gcd(self.n_embd, self.n_head)}')
-        if self.position == 'rope' and self.n_embd // self.n_head % 2:
-            raise UserError(f'rope turns pairs: n_embd / n_head = {self.n_embd // self.n_head} must be even')
+        hs = self.n_embd // self.n_head
+        if self.position == 'rope' and hs % 2:
+            raise UserError(f'rope turns pairs: n_embd / n_head = {hs} must be even')
+        if self.position == 'rope' and self.block_size * hs > 1 << 28:      # no file holds its tables: 1 GB at most
+            raise UserError(f'block_size = {self.block_size}: give {(1 << 28) // hs:,} or less')
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give a share from 0 to 1')
+        if not (self.rope_theta > 0 and self.norm_eps >= 0):
+            raise UserError(f'rope_theta = {self.rope_theta} must be above 0 and norm_eps = {self.norm_eps} not below; try the defaults')
 
 # GPT-2 as a setting: GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
@@ -393,7 +401,11 @@ PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100 NVL': 
               'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12}
 
 def choose_device(device, local_rank=0):
-    """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a GPU that is not there."""
+    """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
+    if not re.fullmatch(r'auto|cpu|mps|cuda(:[0-9]+)?', str(device)):
+        raise UserError(f'device = {device!r}: give auto, cpu, cuda, cuda:1 or mps')
+    if device == 'mps' and not torch.backends.mps.is_available():
+        raise UserError('this machine has no Apple GPU that torch can use; try --device=cpu')
     if device == 'auto':
         if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
             return 'mps', 'Apple GPU'
@@ -410,10 +422,12 @@ def choose_device(device, local_rank=0):
     except (RuntimeError, AssertionError, ValueError):
         raise UserError(f'device = {device!r}: this machine has {count} GPUs, from cuda:0 on')
 
+DTYPES = 'float32', 'bfloat16', 'float16'
+
 def choose_dtype(dtype, place):
     """'auto' -> bfloat16 where the hardware has it, float16 on GPUs that only have that, else float32."""
     if dtype != 'auto':
-        if dtype not in ('float32', 'bfloat16', 'float16'):
+        if dtype not in DTYPES:
             raise UserError(f'dtype = {dtype!r}: give auto, float32, bfloat16 or float16')
         return dtype, 'as asked'
     if place.startswith('cuda'):
@@ -452,10 +466,14 @@ def choose_compile(compile, place, seconds=0.0):
     return True, 'as asked' if compile is True else 'this run would take more than 90 s without it'
 
 def set_up(place):
-    """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU."""
+    """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU. Raises UserError."""
     torch.set_float32_matmul_precision('high' if place.startswith('cuda') else 'highest')
     if place.startswith('cuda'):
         torch.cuda.set_device(place)
+        try:
+            torch.ones(1, device=place) + 1         # the card may be too old for this torch
+        except RuntimeError as e:
+            raise UserError(f'{place} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
     elif sys.platform == 'linux':
         if hasattr(libc := ctypes.CDLL(None), 'mallopt'):
             # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): the kernel zeroes it anew at every step, a tenth of it
@@ -476,69 +494,6 @@ def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 where it is not known."""
     name = torch.cuda.get_device_name(place) if place.startswith('cuda') else ''
     return next((f for card, f in PEAK_FLOPS.items() if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name)), 0)
-
-# -----------------------------------------------------------------------------
-# several processes
-
-class Lost(UserError):
-    """Another process is gone, or does not answer."""
-    status = 1
-
-def setup_ranks():
-    """-> rank, local_rank, world_size, from what torchrun sets."""
-    return tuple(int(os.environ.get(k, d)) for k, d in (('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1)))
-
-def connect(place, world_size, timeout=600):
-    """Joins the processes, and sets what is set once for a device. timeout: seconds that they wait for each other."""
-    set_up(place)
-    if world_size > 1:
-        wait, rank = timedelta(seconds=timeout), int(os.environ['RANK'])
-        store = next(dist.rendezvous('env://', timeout=wait))[0]
-        backend = 'nccl' if place.startswith('cuda') and dist.is_nccl_available() else 'gloo'
-        dist.init_process_group(backend, timeout=wait, rank=rank, world_size=world_size,
-                                store=dist.PrefixStore(meet(store, rank, world_size, timeout), store))
-
-def meet(store, rank, world_size, timeout):
-    """
-    A name that only the processes of this start have. The store of torchrun outlives a restart and still holds the
-    addresses of processes that are gone: rank 0 answers every greeting it finds until all who live have its name.
-    """
-    name, deadline = os.urandom(8).hex(), time.monotonic() + timeout
-    if rank > 0:
-        store.set(f'greeting/{rank}', name)
-        name = store.get(f'answer/{name}').decode()
-        store.set(f'here/{name}/{rank}', '')
-    while rank == 0 and not store.check([f'here/{name}/{r}' for r in range(1, world_size)]):
-        for r in range(1, world_size):
-            if store.check([f'greeting/{r}']):
-                store.set(f'answer/{store.get(f"greeting/{r}").decode()}', name)
-        if time.monotonic() > deadline:
-            raise Lost(f'not all {world_size} processes came within {timeout} s: look at what the others say')
-        time.sleep(0.01)
-    return name
-
-def all_reduce(x, op='SUM'):
-    """dist.all_reduce. Raises Lost where another process is gone."""
-    try:
-        dist.all_reduce(x, getattr(dist.ReduceOp, op))
-    except RuntimeError as e:
-        # torchrun ends this process within that time if another one failed first, and names that one
-        signal.signal(signal.SIGTERM, signal.SIG_DFL), time.sleep(3)
-        raise Lost(f'rank {os.environ["RANK"]} waits in vain for another process ({str(e).splitlines()[0]}): torchrun names the '
-                   f'one that failed first; go on with --init_from=auto')
-
-def read_later(numbers, place):
-    """-> a function that gives a few numbers of the device, and waits for nothing if they have long been computed."""
-    copy, event = numbers.clone().to('cpu', non_blocking=True), torch.cuda.Event() if place.startswith('cuda') else None
-    if event:
-        event.record()
-    return lambda: (event and event.synchronize(), copy.tolist())[1]
-
-def leave(place, world_size):
-    """Ends the work of several processes, when all have come here."""
-    if world_size > 1:
-        all_reduce(torch.zeros(1, device=place))
-        dist.destroy_process_group()
 
 # -----------------------------------------------------------------------------
 # names: ours <-> those of a Hugging Face Llama (Qwen3 with qk_norm) or GPT-2
@@ -575,7 +530,7 @@ def export_tensors(model):
     """The weights as Hugging Face names and shapes them: float32, on the CPU, without padding."""
     c, kind, out = model.config, family(model.config), {}
     for name, p in model.state_dict().items():
-        p = p.detach().float().cpu()
+        p = p.detach().float().to('meta' if p.is_meta else 'cpu')
         if name == 'lm_head.weight' and c.tie_weights:
             continue
         if name in ('wte.weight', 'lm_head.weight'):
@@ -591,22 +546,18 @@ def export_tensors(model):
             out[rename(name, LLAMA_NAMES)] = p.clone()
     return out
 
+def named_as_here(config, tensors):
+    """The names that export_tensors gives: files of the hub hold what is not needed, and leave GPT-2's prefix out."""
+    tensors = {k: v for k, v in tensors.items() if not k.endswith(('.attn.bias', '.attn.masked_bias', '.inv_freq'))}
+    if family(config) == 'gpt2':
+        tensors = {k if k.startswith(('transformer.', 'lm_head.')) else 'transformer.' + k: v for k, v in tensors.items()}
+    if config.tie_weights:
+        tensors.pop('lm_head.weight', None)
+    return tensors
+
 @torch.no_grad()
 def import_tensors(model, tensors):
-    """Fills the model from tensors in Hugging Face's names. Raises UserError for a missing, odd or superfluous one."""
-    tensors = {k: v for k, v in tensors.items() if not k.endswith(('.attn.bias', '.attn.masked_bias', '.inv_freq'))}
-    if family(model.config) == 'gpt2':      # the files of the hub leave the prefix out
-        tensors = {k if k.startswith(('transformer.', 'lm_head.')) else 'transformer.' + k: v for k, v in tensors.items()}
-    if model.config.tie_weights:
-        tensors.pop('lm_head.weight', None)
-    expected = export_tensors(model)
-    for name in {**expected, **tensors}:
-        if name not in tensors or name not in expected:
-            raise UserError(f'the weights {"lack" if name in expected else "hold an unknown"} {name}: '
-                            f'config.json and the weights are of different models; use the files of one')
-        if tensors[name].shape != expected[name].shape:
-            raise UserError(f'{name} has shape {list(tensors[name].shape)}, not {list(expected[name].shape)}: '
-                            f'config.json and the weights are of different models; use the files of one')
+    """Fills the model from tensors with the names and shapes of export_tensors."""
     kind = family(model.config)
     for name, p in model.named_parameters():
         if kind == 'gpt2':
@@ -639,32 +590,34 @@ def export_config(config, eot=None):
                 hidden_act='silu', attention_bias=c.bias, mlp_bias=c.bias, attention_dropout=0.0)
 
 def import_config(d, path='config.json'):
-    """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not in this file."""
+    """config.json as a dict -> GPTConfig. Raises UserError for an architecture or a value that is not possible here."""
     try:
         kind = d['model_type']
         if kind == 'gpt_ablation':
             return GPTConfig(**d['gpt_config'])
         if kind == 'gpt2':
             if d.get('activation_function', 'gelu_new') not in ('gelu_new', 'gelu_pytorch_tanh'):
-                raise UserError(f'{path}: activation {d["activation_function"]} is not here; only the tanh form of gelu')
+                raise UserError(f'activation {d["activation_function"]} is not here; only the tanh form of gelu')
             return GPTConfig(block_size=d['n_positions'], vocab_size=d['vocab_size'], n_layer=d['n_layer'],
                              n_head=d['n_head'], n_embd=d['n_embd'], d_ff=d.get('n_inner') or 0,
                              norm_eps=d.get('layer_norm_epsilon', 1e-5),
                              **{**GPT2, 'tie_weights': d.get('tie_word_embeddings', True)})
         if kind not in ('llama', 'qwen3'):
-            raise UserError(f'{path}: the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
+            raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
         ropes = d.get('rope_parameters') or d.get('rope_scaling') or {}
         odd = {k: d[k] for k, usual in (('attention_bias', d.get('mlp_bias', False)), ('hidden_act', 'silu'),
                ('head_dim', d['hidden_size'] // d['num_attention_heads'])) if d.get(k, usual) not in (usual, None)}
         if odd or ropes.get('rope_type', ropes.get('type', 'default')) != 'default':
-            raise UserError(f'{path}: {odd or ropes} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
+            raise UserError(f'{odd or ropes} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
         return GPTConfig(
             block_size=d['max_position_embeddings'], vocab_size=d['vocab_size'], n_layer=d['num_hidden_layers'],
             n_head=d['num_attention_heads'], n_kv_head=d.get('num_key_value_heads') or 0, n_embd=d['hidden_size'],
-            d_ff=d['intermediate_size'], rope_theta=float(ropes.get('rope_theta') or d.get('rope_theta') or 10000.0),
-            norm_eps=d.get('rms_norm_eps', 1e-6), bias=d.get('attention_bias', False),
-            tie_weights=d.get('tie_word_embeddings', False), qk_norm=kind == 'qwen3')
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as e:
+            d_ff=d['intermediate_size'], rope_theta=ropes.get('rope_theta') or d.get('rope_theta') or 10000.0,
+            norm_eps=d.get('rms_norm_eps', 1e-6), bias=d.get('attention_bias') or False,
+            tie_weights=d.get('tie_word_embeddings') or False, qk_norm=kind == 'qwen3')
+    except UserError as e:
+        raise UserError(f'{path}: {e}')
+    except (KeyError, TypeError, AttributeError, ArithmeticError) as e:
         raise UserError(f'{path} does not describe a model ({type(e).__name__}: {e}); use the folder of another one')
 
 # -----------------------------------------------------------------------------
@@ -734,7 +687,7 @@ def check_manifest(folder):
             raise UserError(f'{folder / MANIFEST} is damaged')
         for name in {*manifest, *(p.name for kind in ('*.safetensors', 'tokenizer.json') for p in folder.glob(kind))}:
             path = folder / Path(name).name
-            if not path.is_file():
+            if path.name != name or not path.is_file():
                 raise UserError(f'{path} is missing: the checkpoint is not whole')
             if file_sha256(path) != manifest.get(name):
                 raise UserError(f'{path} is damaged (its sha256 is not that of {MANIFEST})')
@@ -760,15 +713,44 @@ def newest_whole(run, say=lambda text: None):
         raise UserError(f'no checkpoint in {run} is whole; start again with another --out_dir')
     return folder
 
-def load_tensors(paths):
+def read_tensors(paths, read):
+    """{name: what read(file, name) gives} for all tensors of safetensors files. Raises UserError."""
     out = {}
     for path in paths:
         try:
             with safe_open(path, 'pt') as f:
-                out.update({k: f.get_tensor(k) for k in f.keys()})
+                out.update({k: read(f, k) for k in f.keys()})
         except (OSError, SafetensorError) as e:
             raise UserError(f'can not read {path}: {e}; it is cut short or no safetensors file; use another one')
     return out
+
+def load_tensors(paths, expected, renamed=dict):
+    """
+    The tensors of safetensors files, renamed. Raises UserError, before memory is taken for any of them, for a name or a
+    shape that is not as in `expected` (a dict of tensors), and for numbers that are no floats.
+    """
+    found = renamed(read_tensors(paths, lambda f, k: (f.get_slice(k).get_shape(), f.get_slice(k).get_dtype())))
+    for name in {**expected, **found}:
+        if name not in found or name not in expected:
+            raise UserError(f'{paths[0]} {"lacks" if name in expected else "holds an unknown"} {name}: '
+                            f'config.json and the weights are of different models; use the files of one')
+        (shape, kind), wanted = found[name], list(expected[name].shape)
+        if shape != wanted or kind not in ('F64', 'F32', 'F16', 'BF16'):
+            raise UserError(f'{paths[0]}: {name} has shape {shape} of {kind}, not {wanted} of floats: '
+                            f'config.json and the weights are of different models; use the files of one')
+    return renamed(read_tensors(paths, lambda f, k: f.get_tensor(k)))
+
+def read_state(folder):
+    """training.json of a checkpoint, what train.py resumes from. Raises UserError if it is not as train.py writes it."""
+    state = dict(dict(muon=False), **read_json(folder / 'training.json'))
+    numbers = dict(step=int, updates=int, seconds=float, began=float, loss_scale=float)
+    if not (all(type(state.get(k)) is kind for k, kind in dict(numbers, val=list, muon=bool, auto=dict).items())
+            and all(0 <= state[k] < 1 << 53 for k in numbers)
+            and all(type(e) is list and [*map(type, e)] == [int, float] for e in state['val'])
+            and (not (auto := state['auto']) or auto.get('dtype') in DTYPES and type(auto.get('compile')) is bool
+                 and type(n := auto.get('micro_batch_size')) is int and n > 0)):
+        raise UserError(f'{folder}/training.json is not as train.py writes it; use another checkpoint')
+    return state
 
 def load_model(folder, **overrides):
     """
@@ -789,7 +771,11 @@ def load_model(folder, **overrides):
     if not files:
         raise UserError(f'{folder} holds no model.safetensors; convert the weights to safetensors first')
     config = replace(config, **overrides)
-    tensors = load_tensors(files)
+    if config.n_layer > len(read_tensors(files, lambda f, k: 0)):       # each layer has several
+        raise UserError(f'{files[0]} holds too few tensors for n_layer = {config.n_layer} of config.json; use the files of one model')
+    with torch.device('meta'):      # shapes alone: nothing is allocated for what a file claims
+        expected = export_tensors(GPT(config))
+    tensors = load_tensors(files, expected, lambda found: named_as_here(config, found))
     model = GPT(config)
     import_tensors(model, tensors)
     return model

@@ -33,7 +33,7 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from configurator import (BLOCK, UserError, configure, default_workers, download, file_sha256, launch, lock, open_file,
+from configurator import (BLOCK, UserError, check_ranges, configure, default_workers, download, file_sha256, launch, lock, open_file,
                           parallel_map, peak_memory, read_blocks, read_json, stamps, sync, unlock, visible, write_whole)
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
                        check_vocab_size, count_words, load_tokenizer, merge_words)
@@ -576,6 +576,7 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
         raise UserError(f'there is no tokenizer {tokenizer!r}: give one of {", ".join(TOKENIZERS)}, or the path of a '
                         f'tokenizer.json')
+    check_ranges(config, (0, 1024, 'workers'))
     if not 0 <= val_fraction < 1:
         raise UserError(f'val_fraction {val_fraction} is no share: give a number from 0 to 1, such as 0.1')
     if pattern not in PATTERNS:

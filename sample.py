@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from configurator import UserError, configure, launch, read_json, visible
+from configurator import UserError, check_ranges, configure, launch, read_json, visible
 from model import checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, set_up, softmax
 from tokenizer import load_tokenizer
 
@@ -128,6 +128,9 @@ class TextStream:
     def end(self):
         return self.decoder.decode(b'', True)
 
+def say(text):
+    print(visible(str(text)), file=sys.stderr)
+
 def find_checkpoint(path):
     """A run's newest checkpoint, a checkpoint itself, or a Hugging Face folder; '' is the newest run in out/."""
     if not path:
@@ -137,7 +140,7 @@ def find_checkpoint(path):
         path = max(runs, key=lambda r: checkpoints(r)[-1].stat().st_mtime)
     path = Path(path)
     if checkpoints(path):
-        return newest_whole(path, lambda text: print(text, file=sys.stderr))
+        return newest_whole(path, say)
     if not (path / 'config.json').exists():
         raise UserError(f'there is no checkpoint in {path}: give the folder of a run, of a checkpoint, or of a '
                         f'Hugging Face model; `ls out` shows the runs')
@@ -153,11 +156,10 @@ def read_prompt(start):
         raise UserError(f'can not read the prompt {start[5:]}: {getattr(e, "strerror", None) or e}; check the path')
 
 def check_knobs():
-    if num_samples < 1 or max_new_tokens < 1:
-        raise UserError('num_samples and max_new_tokens must be 1 or more')
-    if not temperature >= 0 or not 0 < top_p <= 1 or top_k < 0:
-        raise UserError('temperature must be 0 or more, top_p above 0 and at most 1, top_k 0 or more; '
-                        'try --temperature=0.8 --top_p=0.9')
+    check_ranges(config, (1, 10 ** 4, 'num_samples'), (1, 10 ** 7, 'max_new_tokens'), (0, 10 ** 18, 'top_k'), (0, 1000, 'temperature'),
+                 (0, 1, 'top_p'))
+    if not top_p or 0 < temperature < 1e-6:     # which logits can not be divided by
+        raise UserError('top_p must be above 0, temperature 0 or at least 1e-6; try --temperature=0.8 --top_p=0.9')
 
 def main():
     check_knobs()
@@ -168,22 +170,20 @@ def main():
     place, _ = choose_device(device)
     type_, _ = choose_dtype(dtype, place)
     set_up(place)
-    try:
-        model = load_model(folder).to(place, getattr(torch, type_)).eval()
-    except (RuntimeError, AssertionError) as e:
-        raise UserError(f'device {device!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
+    model = load_model(folder).to(place, getattr(torch, type_)).eval()
     model.compute_dtype = getattr(torch, type_)
     stop = tok.eot if tok.eot is not None else read_json(folder / 'config.json').get('eos_token_id')
-    stop = stop[0] if isinstance(stop, list) else stop
+    stop = stop[0] if isinstance(stop, list) and stop else stop
+    stop = stop if type(stop) is int and 0 <= stop < tok.vocab_size else None
     ids = tok.encode(read_prompt(start)) or ([stop] if stop is not None else [0])
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
     compiled, why = choose_compile(compile, place)
     step = compile_step(model, place) if compiled else model
-    print(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled} ({why})', file=sys.stderr)
+    say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled} ({why})')
 
     prompt, stream, texts = tok.decode(ids if start else []), TextStream(tok), [[] for _ in range(num_samples)]
-    print(visible(prompt), end='', flush=True)
+    print(prompt, end='', flush=True)
     t, done, count = time.perf_counter(), False, 0
     for new in generate(model, [ids] * num_samples, max_new_tokens, temperature, top_k, top_p, stop, tok.vocab_size, seed, step=step):
         for text, id in zip(texts, new.tolist()):
@@ -192,14 +192,14 @@ def main():
                 count += 1
         if not done:
             done = texts[0][-1] == stop
-            print(visible(stream.end() if done else stream(texts[0][-1])), end='', flush=True)
+            print(stream.end() if done else stream(texts[0][-1]), end='', flush=True)
     seconds = time.perf_counter() - t
-    print('' if done else visible(stream.end()))
+    print('' if done else stream.end())
     out = [prompt + tok.decode([i for i in text if i != stop]) for text in texts]
     for text in out[1:]:
         print('-' * 40)
-        print(visible(text))
-    print(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s', file=sys.stderr)
+        print(text)
+    say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
     return out
 
 if __name__ == '__main__':

@@ -749,8 +749,8 @@ def read_bpe(vocab, merges, specials):
     """The vocab and merges of a Tokenizer from those of a file: {token: id}, ['a b' or ['a', 'b']]"""
     by_id = {i: t.encode() if t in specials else from_printable(t) for t, i in vocab.items()}
     merges = [tuple(map(from_printable, m.split(' ') if isinstance(m, str) else m)) for m in merges]
-    if len(by_id) < len(vocab) or {*map(len, merges)} - {2} or any(type(i) is not int or not 0 <= i < 1 << 24 for i in by_id):
-        raise ValueError('an id or a merge is out of range, or an id is given twice')
+    if len(by_id) < len(vocab) or {*map(len, merges)} - {2} or any(type(i) is not int or not 0 <= i < len(by_id) for i in by_id):
+        raise ValueError('a merge is no pair, or the ids are not 0, 1, 2, ..., each given once')
     return by_id, merges
 
 def load_tokenizer(path):
@@ -777,6 +777,8 @@ def load_tokenizer(path):
         new = [i for t, i in specials.items() if t not in model['vocab']]       # these are numbered in the order of the file
         if specials != tok.special_ids or new != [*range(len(model['vocab']), len(model['vocab']) + len(new))]:
             raise ValueError('the id of a special token is not the one that others would give it')
+        if not tok.token_bytes.size.all():
+            raise ValueError('a token is empty')
         return tok
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, UserError) as e:
         raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with the '

@@ -28,10 +28,10 @@ from pathlib import Path
 
 import torch
 
-from configurator import (StopSignal, UserError, Wandb, as_file, configure, cut_log, disk_is_full, duration, launch, lock, read_json,
-                          read_log, say, short, smaller_config, write_whole)
-from model import (GPT, GPTConfig, all_reduce, checkpoints, choose_compile, choose_device, choose_dtype, connect, leave, load_model,
-                   load_tensors, newest_whole, peak_flops, read_later, remove_checkpoint, save_checkpoint, setup_ranks, synchronize, upcast)
+from configurator import (StopSignal, UserError, Wandb, all_reduce, as_file, check_ranges, configure, connect, cut_log, disk_is_full,
+                          duration, launch, leave, lock, read_later, read_log, say, setup_ranks, short, smaller_config, write_whole)
+from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
+                   peak_flops, read_state, remove_checkpoint, save_checkpoint, set_up, synchronize, upcast)
 from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, gpt2_weights,
                      read_meta, window_starts)
 from sample import peek
@@ -44,8 +44,8 @@ tokenizer = 'bpe'       # bpe, char, byte, word, gpt2, or the path of a tokenize
 vocab_size = 4096       # of bpe and word
 # the run
 out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... after it if that is taken
-init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), gpt2, gpt2-medium, gpt2-large,
-                        # gpt2-xl, or the folder of a checkpoint or of a Hugging Face Llama, Qwen3 or GPT-2
+init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a
+                        # folder: a checkpoint, or a Llama, Qwen3 or GPT-2 of Hugging Face
 max_iters = 1300        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
 eval_interval = 400     # steps between evaluations, each followed by a checkpoint
@@ -263,10 +263,7 @@ class FlatAdamW:
 
 @torch.no_grad()
 def clip_grad_norm(params, max_norm):
-    """
-    Scales all gradients by one factor so that their joint L2 norm is at most max_norm (0: only measures), and returns
-    the norm before, as a tensor on their device.
-    """
+    """Scales all gradients so that their joint L2 norm is at most max_norm (0: does not). -> the norm before, on the device."""
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
     for g in grads if max_norm > 0 else ():
@@ -292,9 +289,8 @@ def check_alike(step, optimizer, world_size):
     well = optimizer.alive & optimizer.p.sum().isfinite()
     if world_size == 1:
         return bool(well)
-    rows = optimizer.p.view(torch.int32).view(4096, -1).sum(1)
-    sha = (rows * torch.arange(1, 8192, 2, device=rows.device)).sum()
-    found = torch.stack([well.long(), sha, -sha])
+    bits = (optimizer.p.view(torch.int32).view(4096, -1).sum(1) * torch.arange(1, 8192, 2, device=well.device)).sum()
+    found = torch.stack([well.long(), bits, -bits])
     all_reduce(found, 'MIN')
     well, low, high = found.tolist()
     if well and low != -high:
@@ -403,14 +399,12 @@ def draw_curves(run):
     except ImportError:
         return say('no curves.png: pip install matplotlib')
     log = read_log(run / 'log.jsonl')
-    figure = Figure(figsize=(13, 3.8), layout='constrained')
-    axes = figure.subplots(1, 3)
+    axes = (figure := Figure(figsize=(13, 3.8), layout='constrained')).subplots(1, 3)
     for ax, key, title in zip(axes, ('loss', 'lr', 'grad_norm'),
                               (f'{run.name}: loss (nats per token)', 'learning rate', 'gradient norm, before clipping')):
         rows = [e for e in log if key in e]
         ax.plot([e['step'] for e in rows], [e[key] for e in rows], lw=1, label='training')
-        ax.set(title=title, xlabel='step', yscale='log' if key == 'grad_norm' else 'linear')
-        ax.grid(alpha=0.3)
+        ax.set(title=title, xlabel='step', yscale='log' if key == 'grad_norm' else 'linear'), ax.grid(alpha=0.3)
     rows = [e for e in log if 'val_loss' in e]
     axes[0].plot([e['step'] for e in rows], [e['val_loss'] for e in rows], 'o-', label='validation')
     axes[0].legend()
@@ -437,10 +431,9 @@ def save(run, step, model, optimizer, eot, tok_path, state):
 
 def restore(folder, optimizer, state):
     """Fills the optimizer from a checkpoint."""
-    tensors = load_tensors([folder / 'training.safetensors'])
-    for k in 'mv':
-        for name, x in optimizer.views(getattr(optimizer, k)).items():
-            x.copy_(tensors[f'{k}.{name}'])
+    views = {f'{k}.{name}': x for k in 'mv' for name, x in optimizer.views(getattr(optimizer, k)).items()}
+    for name, x in load_tensors([folder / 'training.safetensors'], views).items():
+        views[name].copy_(x)
     optimizer.t.fill_(state['updates'])
     if optimizer.scaled and state['loss_scale'] != 1:       # it was float16 before, too
         optimizer.loss_scale.fill_(state['loss_scale'])
@@ -500,9 +493,9 @@ def find_speed(model, optimizer, data, T, place, world_size, steps, auto, say):
         try:
             optimizer.compile()
             found = timed(fast)
-        except UserError:
-            raise
         except Exception as e:      # compilers fail in many ways
+            if isinstance(e, UserError):
+                raise
             compiled, why, fast, _ = False, f'it failed: {str(e).splitlines()[0]}', model, optimizer.compile(False)
     if not compiled:
         say(f'compile   | {compiled} ({why})')
@@ -522,12 +515,12 @@ def says(loss, bpb):
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
 def print_ending(run, folder, step, data, loss, bpb, meta, seconds):
-    others = ' (gzip -9 needs {gzip_bpb:.2f}, xz -9 {xz_bpb:.2f} for the same text)'
-    say(f'\n{says(loss, bpb)} over the whole split' + (others.format(**meta['val']) if bpb else ''))
+    say(f'\n{says(loss, bpb)} over the whole split' + (' (gzip -9 needs {gzip_bpb:.2f}, xz -9 {xz_bpb:.2f} for the same text)'
+                                                        .format(**meta['val']) if bpb else ''))
     say(f'data            {data}\ntime            {duration(seconds)}\ncheckpoint      {folder}\n'
-          f'sample from it  python sample.py --out_dir={run}')
+        f'sample from it  python sample.py --out_dir={run}')
     say(f'train further   python train.py {run}/config.py --init_from=resume ' +
-          (f'--max_iters={2 * max_iters}' if step >= max_iters else f'--max_minutes={2 * max_minutes:g}'))
+        (f'--max_iters={2 * max_iters}' if step >= max_iters else f'--max_minutes={2 * max_minutes:g}'))
 
 # -----------------------------------------------------------------------------
 
@@ -555,7 +548,7 @@ def main():
 
     # model
     stop = None if eval_only else StopSignal()
-    connect(place, world_size, timeout)
+    set_up(place), connect(place, world_size, timeout)
     clock = dict(saved=time.perf_counter())
     resumed = newest_whole(run, tell) if init_from in ('resume', 'auto') and checkpoints(run) else None
     if world_size > 1:
@@ -576,13 +569,11 @@ def main():
     if len(train_data) < 2 * T or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens: too few '
                         f'for a context of {T}; give more text or a smaller --block_size')
-    try:
-        model.to(place)
-    except (RuntimeError, AssertionError) as e:
-        raise UserError(f'device {place!r} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
-    state = read_json(resumed / 'training.json') if resumed else \
+    model.to(place)
+    state = read_state(resumed) if resumed else \
         dict(step=0, windows=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), muon=muon, auto={})
     step = first = state['step']
+    state.setdefault('windows', step * batch_size)      # sequences that it has read
     # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
     auto = state['auto'] if state['auto'].get('device') == place.split(':')[0] else {}
     if dtype == 'auto' and auto:
@@ -777,12 +768,9 @@ def start_files(run, resumed, step, knobs):
     cut_log(run / 'log.jsonl', step)
 
 def check_knobs():
-    for least, names in ((1, 'max_iters eval_interval log_interval block_size keep_checkpoints'),
-                         (0, 'eval_tokens micro_batch_size warmup_iters lr_decay_iters weight_decay grad_clip learning_rate min_lr '
-                             'sample_tokens seed max_minutes')):
-        for name in names.split():
-            if not config[name] >= least:
-                raise UserError(f'{name} = {config[name]}: give {least} or more')
+    check_ranges(config, (1, 10 ** 18, 'max_iters eval_interval log_interval keep_checkpoints'), (1, 10 ** 6, 'batch_size'),
+                 (0, 10 ** 18, 'eval_tokens micro_batch_size warmup_iters lr_decay_iters seed'), (0, 10 ** 6, 'sample_tokens max_minutes'),
+                 (0, 1e38, 'weight_decay grad_clip learning_rate min_lr adam_eps'))
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise UserError(f'beta1 = {beta1} and beta2 = {beta2} must be from 0 to 1, such as 0.9 and 0.95')
     if compile not in (True, False, 'auto'):
@@ -795,7 +783,7 @@ def check_knobs():
 
 def check_resumed(found, wanted, folder, data):
     """Raises UserError, naming the knob, if a checkpoint does not fit the knobs or the data it is resumed with."""
-    before = dict(dict(muon=False, knobs={}), **read_json(folder / 'training.json'))
+    before = dict(dict(knobs={}), **read_state(folder))
     if before.get('data') != data:
         other = [f'{k} = {before["knobs"][k]!r}, not {config[k]!r}' for k in ('dataset', 'tokenizer', 'vocab_size')
                  if before['knobs'].get(k, config[k]) != config[k]]
