@@ -164,14 +164,14 @@ def check_knobs():
 def main():
     check_knobs()
     folder = find_checkpoint(out_dir)
-    if not (folder / 'tokenizer.json').exists():
-        raise UserError(f'{folder} has no tokenizer.json; put that of its tokenizer there')
-    tok = load_tokenizer(folder / 'tokenizer.json')
     place, _ = choose_device(device)
     type_, _ = choose_dtype(dtype, place)
     set_up(place)
     model = load_model(folder).to(place, getattr(torch, type_)).eval()
     model.compute_dtype = getattr(torch, type_)
+    if not (folder / 'tokenizer.json').exists():
+        raise UserError(f'{folder} has no tokenizer.json; put that of its tokenizer there')
+    tok = load_tokenizer(folder / 'tokenizer.json')
     stop = tok.eot if tok.eot is not None else read_json(folder / 'config.json').get('eos_token_id')
     stop = stop[0] if isinstance(stop, list) and stop else stop
     stop = stop if type(stop) is int and 0 <= stop < tok.vocab_size else None

@@ -739,7 +739,7 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     zstd = pytest.importorskip('compression.zstd' if sys.version_info >= (3, 14) else 'backports.zstd')
     monkeypatch.setattr(configurator, 'BLOCK', 4096)
     monkeypatch.setattr(configurator, 'SMALL', 1)
-    texts = [t for t in OURS.split('\n\n') if t.strip()]
+    texts = [t[:1500] for t in OURS.split('\n\n') if t.strip()]         # the side of a longer one depends on its first block
     raw = END_OF_TEXT.join(texts).encode()
     lines = ''.join(json.dumps({'body': t, 'n': 1}) + '\n' for t in texts).encode()
     Path('folder').mkdir()
@@ -752,7 +752,7 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     for name in ('a.txt', 'b.txt.gz', 'c.txt.xz', 'd.txt.zst', 'e.jsonl', 'f.jsonl.gz', 'folder'):
         _, meta, ids, tok = prepared(f'--dataset={name}', '--text_field=body', '--vocab_size=320', '--workers=2')
         results.append((ids, tok.merges, [s['sha256'] for s in meta['train']['shards']]))
-    assert all(r == results[0] for r in results)
+    assert [[a == b for a, b in zip(r, results[0])] for r in results] == [[True] * 3] * 7
     assert sum(ids.count(tok.eot) for ids in results[0][0].values()) == len(texts)
 
 def test_small_shards_are_read_as_one_long_array():
@@ -2632,6 +2632,7 @@ def start(function, *args, **env):
             for s, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
                 signal.signal(s, default)
             configurator.launch(lambda: function(*args))
+            status = 0
         except SystemExit as e:
             status = e.code or 0
         except BaseException:
@@ -2708,7 +2709,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not():
         shutil.rmtree('b')
     assert len(set(map(tuple, moments))) > (8 if LONG else 1)       # before the first checkpoint, between others
 
-def check_processes_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(compiled):
+def check_processes_killed(compiled):
     prepared_corpus()
     args = [HERE / 'train.py', *SMALL, *KILLED, f'--compile={compiled}']
     if compiled:
@@ -3261,7 +3262,7 @@ def test_a_closed_output_does_not_end_a_run():
 
 def test_a_long_run_needs_no_more_memory_or_files_than_a_short_one():
     prepared_corpus()
-    steps, seen = 2000 if LONG else 400, []
+    steps = 2000 if LONG else 400
     def watch(module):
         evaluate = module.evaluate
         def measured(*args):
