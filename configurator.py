@@ -14,6 +14,7 @@ the knobs so far, so it can compute with them; names in CAPITALS or with a leadi
 something else: files that are whole or not there, what happens to a long run, several processes that train together, and
 long texts in blocks, on all cores.
 """
+import contextlib
 import difflib
 import errno
 import gzip
@@ -26,7 +27,6 @@ import multiprocessing
 import os
 import queue
 import re
-import select
 import signal
 import socket
 import sys
@@ -295,16 +295,19 @@ class StopSignal:
     status 128 + its number; from then on it is only noted, as `signal`, for the loop to end by, and a second Ctrl-C ends it
     at once. A thread ends what has not ended `limit` seconds after it: a process can wait in vain for another one.
     """
-    patience = 10.0     # seconds
+    patience, current = 10.0, None      # seconds; the one of this process
 
     def __init__(self):
+        if StopSignal.current:
+            StopSignal.current.end()
+        StopSignal.current = self
         self.signal, self.heard, self.ready, self.limit, self.before = 0, math.inf, False, self.patience, {}
         for s in (getattr(signal, name, None) for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1')):
             if s and signal.getsignal(s) != signal.SIG_IGN:         # nohup wants it so
                 self.before[s] = signal.signal(s, self.hear)
         # the handler runs when the interpreter does, but this byte is written even while torch waits
         self.pipe = socket.socketpair()
-        self.pipe[1].setblocking(False)
+        self.pipe[0].settimeout(0.5), self.pipe[1].setblocking(False)
         self.fd = signal.set_wakeup_fd(self.pipe[1].fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self.watch, args=(os.getppid(),), daemon=True).start()
 
@@ -320,7 +323,7 @@ class StopSignal:
     def watch(self, parent):
         first = signal.SIGTERM
         while True:
-            if select.select([self.pipe[0]], [], [], 0.5)[0]:
+            with contextlib.suppress(TimeoutError):
                 if not (byte := self.pipe[0].recv(1)):
                     return self.pipe[0].close()
                 if byte[0] in self.before and self.heard == math.inf:

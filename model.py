@@ -742,9 +742,9 @@ def load_tensors(paths, expected, renamed=dict):
 
 def read_state(folder):
     """training.json of a checkpoint, what train.py resumes from. Raises UserError if it is not as train.py writes it."""
-    state = dict(dict(muon=False), **read_json(folder / 'training.json'))
-    numbers = dict(step=int, updates=int, seconds=float, began=float, loss_scale=float)
-    if not (all(type(state.get(k)) is kind for k, kind in dict(numbers, val=list, muon=bool, auto=dict).items())
+    state = dict(dict(muon=False, knobs={}), **read_json(folder / 'training.json'))
+    numbers = dict(step=int, windows=int, updates=int, seconds=float, began=float, loss_scale=float)
+    if not (all(type(state.get(k)) is kind for k, kind in dict(numbers, val=list, muon=bool, auto=dict, knobs=dict).items())
             and all(0 <= state[k] < 1 << 53 for k in numbers)
             and all(type(e) is list and [*map(type, e)] == [int, float] for e in state['val'])
             and (not (auto := state['auto']) or auto.get('dtype') in DTYPES and type(auto.get('compile')) is bool

@@ -133,7 +133,8 @@ def empty_folder(tmp_path, monkeypatch):
     random.seed(0)
     handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
     yield
-    signal.set_wakeup_fd(-1)
+    if configurator.StopSignal.current:
+        configurator.StopSignal.current.end()
     for s, handler in handlers.items():
         if signal.getsignal(s) != handler:
             signal.signal(s, handler)

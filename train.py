@@ -573,7 +573,6 @@ def main():
     state = read_state(resumed) if resumed else \
         dict(step=0, windows=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), muon=muon, auto={})
     step = first = state['step']
-    state.setdefault('windows', step * batch_size)      # sequences that it has read
     # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
     auto = state['auto'] if state['auto'].get('device') == place.split(':')[0] else {}
     if dtype == 'auto' and auto:
@@ -592,7 +591,7 @@ def main():
     tell(f'data use  | {max_iters:,} steps, {max_iters * per_step:,} tokens, '
          f'{max_iters * per_step / len(train_data):.2f} epochs of {len(train_data):,} tokens')
     knobs = dict(knobs_of_run(run, model, T, folder), processes=world_size)
-    if changed := [f'{k} {state["knobs"][k]!r} -> {v!r}' for k, v in knobs.items() if k in state.get('knobs', ()) and state['knobs'][k] != v]:
+    if changed := [f'{k} {state["knobs"][k]!r} -> {v!r}' for k, v in knobs.items() if state.get('knobs', {}).get(k, v) != v]:
         tell('changed   | ' + ', '.join(changed))
     state['knobs'] = knobs
     evaluated = lambda: any(e[0] == step for e in state['val'])
@@ -783,7 +782,7 @@ def check_knobs():
 
 def check_resumed(found, wanted, folder, data):
     """Raises UserError, naming the knob, if a checkpoint does not fit the knobs or the data it is resumed with."""
-    before = dict(dict(knobs={}), **read_state(folder))
+    before = read_state(folder)
     if before.get('data') != data:
         other = [f'{k} = {before["knobs"][k]!r}, not {config[k]!r}' for k in ('dataset', 'tokenizer', 'vocab_size')
                  if before['knobs'].get(k, config[k]) != config[k]]
