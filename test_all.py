@@ -2839,6 +2839,11 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_offered_and_
         os.rename(newer / name, 'aside')
         assert model_module.newest_whole('a') == older
         os.rename('aside', newer / name)
+    for more in b' ', b'\n', b'\r\n':
+        before = (newer / 'manifest.json').read_bytes()
+        (newer / 'manifest.json').write_bytes(before + more)
+        assert model_module.newest_whole('a') == older
+        (newer / 'manifest.json').write_bytes(before)
     for name in 'model-00002-of-00002.safetensors', 'x.safetensors':
         shutil.copyfile(older / 'model.safetensors', newer / name)
         assert model_module.newest_whole('a') == older
@@ -2925,13 +2930,16 @@ def test_what_changed_is_said_and_what_may_not_change_is_named(capsys):
                        ('--block_size=32', 'block_size = 16, not 32'), ('--muon=False', 'muon = True, not False')):
         with pytest.raises(UserError, match=says):
             train_here('--max_iters=20', '--out_dir=a', '--init_from=resume', knob)
-    script('prepare', '--dataset=corpus.txt', '--vocab_size=300')
     capsys.readouterr()
-    train_here('--max_iters=20', '--learning_rate=1e-3', '--batch_size=4', '--out_dir=a', '--init_from=resume')
+    module, asked = script('train', *SMALL, '--max_iters=20', '--learning_rate=1e-3', '--batch_size=4', '--out_dir=a', '--init_from=resume'), []
+    starts = module.window_starts
+    module.window_starts = lambda first, count, *args: (asked.append((first, count)), starts(first, count, *args))[1]
+    module.main()
+    assert asked == [(10 * 8 + 4 * i, 4) for i in range(10)]        # no window is skipped, none comes twice
     changed = re.search('changed   [|] (.*)', capsys.readouterr().out)[1].split(', ')
     assert {'max_iters 10 -> 20', 'learning_rate 0.006 -> 0.001', 'batch_size 8 -> 4'} < set(changed)
     state = configurator.read_json(model_module.checkpoints('a')[-1] / 'training.json')
-    assert state['windows'] == 10 * 8 + 10 * 4      # no window is skipped, none comes twice
+    assert state['windows'] == 10 * 8 + 10 * 4
     train_here('--max_iters=20', '--learning_rate=1e-3', '--batch_size=4', '--out_dir=a', '--init_from=resume')
     assert 'changed' not in capsys.readouterr().out
 
@@ -2972,6 +2980,19 @@ def test_a_signal_at_any_moment_is_obeyed_with_a_checkpoint_and_nothing_is_lost(
         shutil.rmtree('b')
     assert steps and len(set(steps)) > len(steps) / 2
 
+def test_processes_that_differ_on_how_long_a_step_takes_stop_at_the_same_one():
+    prepared_corpus()
+    def hurried(module):
+        clock = time.perf_counter
+        if os.environ['RANK'] == '1':
+            time.perf_counter = lambda: 10_000 * clock()        # each step seems long
+    pids = start_ranks(2, '--max_iters=100000', '--sample_tokens=0', '--dataset=data/corpus-bpe300', '--out_dir=a', change=hurried)
+    wait_for(Path('a/log.jsonl'), 5, pids[0])
+    os.kill(pids[0], signal.SIGTERM)        # only one hears it
+    ends = [*map(end, pids)]
+    assert [status for status, _ in ends] == [128 + signal.SIGTERM] * 2 and 'stopped at step' in ends[0][1], ends
+    assert model_module.newest_whole('a')
+
 @pytest.mark.parametrize('kind', SIGNALS)
 def test_a_signal_before_the_first_step_ends_it_at_once(kind):
     prepared_corpus()
@@ -3007,8 +3028,9 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint():
     wait_for(Path('a/log.jsonl'), 6, pid)
     wait_for(Path(f'{pid}.out'), 'saving', pid)
     os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
     os.kill(pid, signal.SIGINT)     # as torchrun does: this is the same one
-    time.sleep(1.2)
+    time.sleep(1)
     assert os.waitpid(pid, os.WNOHANG) == (0, 0)
     os.kill(pid, signal.SIGINT)
     status, said = end(pid, 3)
