@@ -652,20 +652,20 @@ def main():
                 raise UserError(f'{problem}; mend that and go on with --init_from=resume')
             tell(f'{problem}; training goes on, and the next evaluation saves')
 
-    def evaluate_and_save(max_tokens):
+    def evaluate_and_save(max_tokens, must=True):
         """-> (loss, bits per byte, checkpoint), or None if a signal came first"""
-        if stop:
-            stop.limit = math.inf       # saving takes what it takes, and the others wait for it
         loss = evaluate(model, fast if place != 'cpu' else model, val_data, T, micro, max_tokens, place, rank, world_size, stop)
         if loss is None:
             return None
+        if stop:
+            stop.limit = math.inf       # saving takes what it takes, and the others wait for it
         check()
         if not math.isfinite(loss):
             raise Diverged(f'the validation loss is {loss} at step {step}: nothing after the last checkpoint was saved; resume with a '
                            f'lower --learning_rate')
         state['val'] = [e for e in state['val'] if e[0] != step] + [[step, loss]]
         log(dict(step=step, val_loss=loss, val_bpb=bits_per_byte(loss, meta)))
-        saved = None if eval_only else save_here(must=step >= max_iters)
+        saved = None if eval_only else save_here(must)
         if writing:
             draw_curves(run)
         return loss, bits_per_byte(loss, meta), saved
@@ -679,7 +679,7 @@ def main():
     t, t_step = time.perf_counter(), step
     while not (eval_only or is_complete(step, seconds)):
         if step and step % eval_interval == 0 and not evaluated():
-            if (result := evaluate_and_save(eval_tokens)) is None:
+            if (result := evaluate_and_save(eval_tokens, must=False)) is None:
                 asked = True
                 break
             tell(f'step {step} | {says(*result[:2])} | saved {result[2]}')
