@@ -125,6 +125,8 @@ def mutated(rng, data):
             part[key] = copy.deepcopy(rng.choice(NASTY_JSON))
     return data
 
+STARTED = []        # pids of forks that have not ended
+
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
     """Every test runs in an empty folder, without a network, and leaves signals as they were."""
@@ -139,6 +141,10 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(socket.socket, 'connect', local)
     handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
     yield
+    while STARTED:      # processes of a test that failed
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid := STARTED.pop(), signal.SIGKILL)
+            os.waitpid(pid, 0)
     if configurator.StopSignal.current:
         configurator.StopSignal.current.end()
     for s, handler in handlers.items():
@@ -2648,6 +2654,7 @@ def start(function, *args, **env):
         finally:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(status)
+    STARTED.append(pid)
     return pid
 
 def end(pid, seconds=60):
@@ -2656,10 +2663,9 @@ def end(pid, seconds=60):
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
+            STARTED.remove(pid)
             return (128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)), Path(f'{pid}.out').read_text(errors='replace')
         time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
     pytest.fail(f'it did not end in {seconds} s: ' + Path(f'{pid}.out').read_text(errors='replace')[-3000:])
 
 def train_with(*args, change=lambda module: None):
