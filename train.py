@@ -20,7 +20,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -713,8 +712,7 @@ def main():
             asked = heard()[0]
 
         if step % log_interval == 0 or step == 1 or step == max_iters:
-            loss, norm = float(loss), float(norm)       # waits for the device
-            now = time.perf_counter()
+            loss, norm, now = float(loss), float(norm), time.perf_counter()     # waits for the device
             ms, rate = 1e3 * (now - t) / (step - t_step), per_step * (step - t_step) / (now - t)
             t, t_step = now, step
             mfu = rate * flops / peak if peak else None
@@ -732,8 +730,11 @@ def main():
         saved = save_here()
         tell(f'\nstopped at step {step}; saved {saved}\ngo on with: python train.py {run}/config.py --init_from=resume')
         wandb.finish()
+        signum = torch.tensor([stop.signal], device=place)
+        if world_size > 1:      # perhaps not all have heard it
+            all_reduce(signum, 'MAX')
         stop.end(), leave(place, world_size)
-        sys.exit(128 + (stop.signal or signal.SIGTERM))
+        sys.exit(128 + int(signum))
     loss, bpb, saved = result
     if eval_only:
         tell(says(loss, bpb))
