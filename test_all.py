@@ -2250,10 +2250,10 @@ AUTO = dict(device='cpu', dtype='float32', compile=False, micro_batch_size=8)
 
 @pytest.mark.parametrize('change', [
     dict(step=-1), dict(step=2 ** 62), dict(step=1.0), dict(step=True), dict(updates=2 ** 62), dict(updates=None), dict(loss_scale=1e300), dict(loss_scale=math.nan),
-    dict(seconds=-math.inf), dict(began='x'), dict(val={}), dict(val=[1]), dict(val=[['x', 1.0]]), dict(val=[[1, 1.0, 2]]), dict(muon=1), dict(auto=[]),
+    dict(seconds=-math.inf), dict(began='x'), dict(val={}), dict(val=[1]), dict(val=[['x', 1.0]]), dict(val=[[1, 1.0, 2]]), dict(muon=1), dict(auto=[]), dict(windows=-1), dict(knobs=[]),
     *(dict(auto={**AUTO, **change}) for change in (dict(dtype='int8'), dict(dtype=[]), dict(compile='x'), dict(micro_batch_size=0), dict(micro_batch_size='8')))])
 def test_a_state_of_training_that_no_run_has_is_refused(change):
-    state = dict(step=3, updates=3, seconds=0.5, began=0.1, loss_scale=1.0, val=[[3, 1.5]], muon=True, auto=AUTO)
+    state = dict(step=3, windows=24, knobs={}, updates=3, seconds=0.5, began=0.1, loss_scale=1.0, val=[[3, 1.5]], muon=True, auto=AUTO)
     Path('training.json').write_text(json.dumps(state))
     assert model_module.read_state(Path('.')) == state
     Path('training.json').write_text(json.dumps({**state, **change}))
