@@ -2992,6 +2992,41 @@ def test_a_signal_at_any_moment_is_obeyed_with_a_checkpoint_and_nothing_is_lost(
         shutil.rmtree('b')
     assert steps and len(set(steps)) > len(steps) / 2
 
+def test_a_step_that_takes_long_is_waited_for():
+    prepared_corpus()
+    def slowly(module):
+        find_speed, module.StopSignal.patience = module.find_speed, 0.3
+        def found(*args):
+            fast, *rest = find_speed(*args)
+            return (lambda *batch: (torch.is_grad_enabled() and time.sleep(1.2), fast(*batch))[1]), *rest
+        module.find_speed = found
+    pid = start(functools.partial(train_with, change=slowly), '--max_iters=100', '--sample_tokens=0', '--dataset=data/corpus-bpe300', '--out_dir=a')
+    wait_for(Path('a/log.jsonl'), 1, pid)
+    os.kill(pid, signal.SIGTERM)
+    status, said = end(pid)
+    assert status == 128 + signal.SIGTERM and 'stopped at step 2; saved a' in said
+
+def test_a_signal_that_comes_late_to_one_of_two_does_not_take_it_from_the_other():
+    prepared_corpus()
+    def slowly(module):
+        save = module.save_checkpoint
+        module.save_checkpoint = lambda *args: (Path('saving').touch(), time.sleep(1), save(*args))[2]
+    pids = start_ranks(2, '--max_iters=100000', '--sample_tokens=0', '--dataset=data/corpus-bpe300', '--out_dir=a', change=slowly)
+    wait_for(Path('a/log.jsonl'), 3, pids[0])
+    os.kill(pids[0], signal.SIGTERM)
+    while not os.path.exists('saving'):
+        time.sleep(0.01)
+    os.kill(pids[1], signal.SIGTERM)        # which waits for the other to have saved
+    ends = [*map(end, pids)]
+    assert [status for status, _ in ends] == [128 + signal.SIGTERM] * 2 and model_module.newest_whole('a'), ends
+
+def test_the_time_of_a_run_is_counted_once():
+    train_here('--max_iters=1', '--out_dir=a')
+    begun = time.perf_counter()
+    _, log, last = train_here('--max_iters=8', '--eval_interval=1', '--out_dir=b')
+    seconds = configurator.read_json(last / 'training.json')['seconds']
+    assert log[-2]['seconds'] <= seconds < time.perf_counter() - begun
+
 def test_processes_that_differ_on_how_long_a_step_takes_stop_at_the_same_one():
     prepared_corpus()
     def hurried(module):

@@ -733,12 +733,12 @@ def main():
         signum = torch.tensor([stop.signal], device=place)
         if world_size > 1:      # perhaps not all have heard it
             all_reduce(signum, 'MAX')
-        stop.end(), leave(place, world_size)
+        leave(place, world_size), stop.end()        # in this order: a late signal must not take one that the others wait for
         sys.exit(128 + int(signum))
     loss, bpb, saved = result
     if eval_only:
         tell(says(loss, bpb))
-    else:
+    elif world_size == 1:
         stop.end()
     if writing:
         for text in peek(model, tok, opening, 4, 3 * sample_tokens, seed) if sample_tokens and tok else ():
