@@ -173,7 +173,7 @@ def tiny(**kw):
     return GPTConfig(**{**dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32), **kw})
 
 SETTINGS = {
-    'llama': {}, 'gqa': dict(n_kv_head=2), 'qwen3': dict(qk_norm=True), 'biased llama': dict(bias=True),
+    'llama': {}, 'gqa': dict(n_kv_head=2, rope_theta=50.0), 'qwen3': dict(qk_norm=True, rope_theta=500.0), 'biased llama': dict(bias=True),
     'tied': dict(tie_weights=True), 'gpt2': GPT2, 'no norm': dict(norm='none'), 'post-norm': dict(norm_position='post'),
     'no position': dict(position='none'), 'silu': dict(mlp='silu'), 'layer norm': dict(norm='layer'),
     'naive': dict(attention='naive'), 'padded': dict(vocab_size=1100),
@@ -1461,6 +1461,16 @@ def test_no_position_sees_the_future_and_every_position_sees_the_past(name):
     assert torch.equal(before[:, :9], after[:, :9])
     assert ((before - after)[0, 9:].abs().amax(-1) > 1e-6).all()
 
+@pytest.mark.parametrize('name', ['llama', 'gpt2', 'naive'])
+def test_dropout_is_for_training_alone(name):
+    torch.manual_seed(0)
+    plain = GPT(tiny(**SETTINGS[name]))
+    torch.manual_seed(0)
+    model, idx = GPT(tiny(**SETTINGS[name], dropout=0.5)), torch.randint(50, (2, 16))
+    for m in (plain, model):
+        [p.data.add_(0.01) for p in m.parameters()]         # blocks begin as the identity
+    assert torch.equal(model.eval()(idx)[0], plain(idx)[0]) and not torch.equal(model.train()(idx)[0], plain(idx)[0])
+
 @pytest.mark.parametrize('name', SETTINGS)
 def test_the_cache_changes_nothing(name):
     model = GPT(tiny(**SETTINGS[name])).eval()
@@ -2396,6 +2406,11 @@ def test_a_full_context_goes_on_with_its_last_half():
     assert [len(s[0]) for s in seen] == [10, 11, 12, 13, 14, 15, 16, 8, 9]
     assert seen[7][0] == ([0] * 10 + new)[9:17]
 
+def test_of_a_long_prompt_the_end_counts():
+    model, prompt = jittered(tiny()), [*range(40)]
+    new = [[int(x) for x in sample_module.generate(model, [p], 5, temperature=0)] for p in (prompt, prompt[-16:], prompt[:16])]
+    assert new[0] == new[1] != new[2]
+
 def test_generation_stops_at_the_stop_token():
     model = jittered(tiny())
     free = [int(x) for x in sample_module.generate(model, [[0]], 30, temperature=0)]
@@ -3321,7 +3336,9 @@ fail('import')
     module = script('train', *SMALL, '--max_iters=4', '--out_dir=b', '--wandb_log=True')
     module.Wandb.patience = 10.0 if LONG else 0.3
     capsys.readouterr()
+    begun = time.monotonic()
     module.main()
+    assert time.monotonic() - begun < module.Wandb.patience + 20
     assert losses(train_module.read_log(Path('b/log.jsonl'))) == losses(straight)
     assert capsys.readouterr().out.count('\nwandb ') == 1
     monkeypatch.delitem(sys.modules, 'wandb', raising=False)
