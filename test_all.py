@@ -140,6 +140,7 @@ def empty_folder(tmp_path, monkeypatch):
         return connect(self, address)
     monkeypatch.setattr(socket.socket, 'connect', local)
     handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
+    signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell ignores it for what runs in the background
     yield
     while STARTED:      # processes of a test that failed
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
