@@ -146,7 +146,7 @@ def file_sha256(path):
 
 def disk_is_full(error):
     """Whether an OSError says that a disk, a quota or a limit on the size of files is reached."""
-    return error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', None))
+    return error.errno in (errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', errno.ENOSPC))
 
 def sync(path):
     """Makes sure that a file, or the names in a folder, are on the disk, from where it is read the next time."""
@@ -188,13 +188,14 @@ def lock(path, meaning):
     Takes a lock for this process, in a folder that is made if need be. Raises UserError: with this meaning if another
     process has it, and where the folder can not be written.
     """
-    if (path := os.path.abspath(path)) in LOCKS:
+    folder, path = os.path.dirname(path) or '.', os.path.abspath(path)
+    if path in LOCKS:
         return
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(folder, exist_ok=True)
         f = open(path, 'a+', encoding='utf-8')
     except OSError as e:
-        raise UserError(f'can not write to {os.path.dirname(path)}: {e.strerror}; give another folder')
+        raise UserError(f'can not write to {folder}: {e.strerror}; free or move it, or give another folder')
     try:
         if os.name == 'nt':
             import msvcrt
@@ -220,15 +221,12 @@ def download(url, path, sha256=None, timeout=30):
     path = Path(path)
     while not path.exists():
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             lock(path.with_name(f'.{path.name}.lock'), f'another process is fetching {path}: wait for it, or stop it')
         except Locked:
             if os.environ.get('WORLD_SIZE', '1') == '1':
                 raise
             time.sleep(0.5)     # another process of this run is fetching it
             continue
-        except OSError as e:
-            raise UserError(f'can not write to {path.parent}: {e.strerror}; free or move it and run this again')
         if not path.exists():
             transfer(url, path, sha256, timeout)
     return path
@@ -313,7 +311,7 @@ class StopSignal:
 
     def hear(self, signum, frame):
         if not self.ready:
-            print(f'\nstopped by {signal.Signals(signum).name}: nothing new to save', file=sys.stderr, flush=True)
+            os.write(2, f'\nstopped by {signal.Signals(signum).name}: nothing new to save\n'.encode())     # print may be at work
             os._exit(128 + signum)
         # torchrun passes a Ctrl-C on, so that it comes twice
         if self.signal and signum == signal.SIGINT and time.monotonic() > self.heard + 1:

@@ -169,8 +169,9 @@ def documents(files, separator, skip_undecodable=False):
                     yield rest, True
         except UnicodeDecodeError as e:
             raise UserError(f'{path} is not UTF-8 ({e.reason}); convert it first, for example with iconv -t utf-8')
-        except Exception as e:      # ZstdError is of a package that may not be there
-            if not isinstance(e, (EOFError, lzma.LZMAError, zlib.error, OSError)) and type(e).__name__ != 'ZstdError':
+        except Exception as e:
+            known = isinstance(e, (EOFError, lzma.LZMAError, zlib.error, OSError))
+            if not known and type(e).__name__ != 'ZstdError':       # of a package that may not be there
                 raise
             raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the file')
 
@@ -594,11 +595,7 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
                     separator=src['separator'], text_field=text_field, pattern=pattern)
     if not folder.exists():
         partial, guard = (folder.with_name(f'.{folder.name}.{end}') for end in ('partial', 'lock'))
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            lock(guard, f'another process is preparing {folder}: wait for it, or stop it')
-        except OSError as e:
-            raise UserError(f'can not write to {folder.parent}: {e.strerror}; free or move it and run this again')
+        lock(guard, f'another process is preparing {folder}: wait for it, or stop it')
         try:
             if not folder.exists():     # else the other process ended at this moment
                 return make_folder(folder, partial, src, settings, dataset, tokenizer, vocab_size)
