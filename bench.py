@@ -15,10 +15,14 @@ long two well-known runs would take. MFU is achieved over peak dense bf16 FLOP/s
 and 12 n_layer n_embd T for attention per token (no discount for the causal mask). Where the peak is not known it is the
 rate of the largest matmul measured here.
 """
+import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
+import math
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -26,22 +30,30 @@ import time
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import prepare
 import sample
 import tokenizer as bpe
 import train
-from configurator import (UserError, all_reduce, check_ranges, configure, connect, default_workers, duration, launch, leave, parallel_map,
-                          run_file, setup_ranks)
-from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
+from configurator import (Diverged, UserError, all_reduce, as_file, check_ranges, configure, connect, default_workers, duration, launch,
+                          leave, parallel_map, read_arguments, read_log, run_file, setup_ranks, short, unlock)
+from model import GPT, GPT2, Attention, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
 
 # -----------------------------------------------------------------------------
-what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys)
+what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys), toy
+                        # (optimizers on a toy), compare (train every arm with every seed, see config/lab_*.py), scaling (fit a
+                        # law to that), curves (of runs)
+arms = ''               # what to compare: 'name: arguments of train.py', in lines or with ; between them
+seeds = 3               # runs of each arm, from --seed on
+broken = ''             # a fault put into the code from outside, see config/lab_museum.py
+runs = ''               # of curves: folders, with commas between them
 rounds = 3              # of samples and tokenizers, in turns; the median counts
 samples = 1             # texts at once
 new_tokens = 200        # of each text
@@ -54,8 +66,11 @@ defaults = dict(train.config)
 config = configure(globals(), vars(train))
 train.config.update({k: config[k] for k in train.config})
 
+TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
+
 # what people ask about: config files, whose runs `python bench.py` estimates
-RUNS = [Path(__file__).with_name('config') / name for name in ('train_tinystories.py', 'train_gpt2.py')]
+HERE = Path(__file__).parent
+RUNS = [HERE / 'config' / name for name in ('train_tinystories.py', 'train_gpt2.py')]
 
 def matmul_flops(place, dtype):
     """The largest rate of a square matmul on this device, in FLOP/s."""
@@ -306,7 +321,8 @@ def prepare_contest(folder, path, size):
     contest('text to shards', size, {'ours': ours, **({'tokenizers': tokenizers} if peers('tokenizers') else {})})
 
 def main():
-    known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder)
+    known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder, toy=bench_toy,
+                 compare=bench_compare, scaling=bench_compare, curves=bench_curves)
     if what not in known:
         raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
     check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'))
@@ -324,16 +340,20 @@ def machine(local_rank=0, world_size=1, say=print):
     say(f'device  | {place} ({why_place})\ndtype   | {type_} ({why_type})')
     return place, type_, compiled, why
 
-def build(place, type_, knobs=config):
-    """The model that the knobs describe, on a device, with the vocabulary of the data, or about that if they are not here."""
-    torch.manual_seed(train.seed)
+def model_config(knobs=config):
+    """What the knobs describe, with the vocabulary of the data, or about that if they are not here."""
     fields = {k: knobs[k] for k in GPTConfig.__dataclass_fields__ if k in knobs}
     if knobs['tokenizer'] not in prepare.TOKENIZERS and not os.path.isfile(knobs['tokenizer']):
         raise UserError(f'there is no tokenizer {knobs["tokenizer"]!r}: give one of {", ".join(prepare.TOKENIZERS)}')
     folder = prepare.data_folder(knobs['dataset'], knobs['tokenizer'], knobs['vocab_size'])
     fields['vocab_size'] = prepare.read_meta(folder)['vocab_size'] if (folder / 'meta.json').exists() else \
         dict(gpt2=50257, byte=257, char=100).get(knobs['tokenizer'], knobs['vocab_size'])
-    model = GPT(GPTConfig(**fields)).to(place)
+    return GPTConfig(**fields)
+
+def build(place, type_, knobs=config):
+    """The model that the knobs describe, on a device."""
+    torch.manual_seed(train.seed)
+    model = GPT(model_config(knobs)).to(place)
     model.compute_dtype = getattr(torch, type_)
     return model
 
@@ -391,7 +411,7 @@ def bench_check():
                 model = GPT(replace(true.config, attention='flash')).to(place)
                 model.load_state_dict(true.state_dict())
                 model.compute_dtype = getattr(torch, dtype)
-                optimizer = train.FlatAdamW(model, weight_decay=0.1)
+                optimizer = train.FlatOptimizer(model, weight_decay=0.1)
                 if fast:
                     optimizer.compile()
                 loss = (torch.compile(model, dynamic=False) if fast else model)(x.to(place), y.to(place))[1]
@@ -439,7 +459,7 @@ def bench_ladder():
         GPT.pad_to, config['attention'] = now['pad_to'], now['attention']
         model = build(place, now['dtype'])
         if now['flat']:
-            optimizer = train.FlatAdamW(model)
+            optimizer = train.FlatOptimizer(model)
             if compiled:
                 optimizer.compile()
         else:
@@ -471,7 +491,7 @@ def capture(step):
     return graph.replay
 
 class PlainOptimizer:
-    """Clipping and AdamW tensor by tensor, with the interface of FlatAdamW."""
+    """Clipping and AdamW tensor by tensor, with the interface of FlatOptimizer."""
 
     def __init__(self, model):
         self.params, self.loss_scale = list(model.parameters()), 1.0
@@ -504,6 +524,169 @@ def print_runs(place, type_, compiled, world_size, say):
         minutes[path.stem] = seconds / 60
     return minutes
 
+# -----------------------------------------------------------------------------
+# experiments: arms and seeds, one table, one picture
+
+def faults():
+    """{name: a patch of the real code}: what everyone has done once."""
+    step, init, reset, batch = train.FlatOptimizer.step, GPT.init_weights, train.FlatOptimizer.reset, prepare.Shards.batch
+    def no_zero_grad(self, lr, max_norm=0.0):
+        g = self.g.clone()
+        norm = step(self, lr, max_norm)
+        self.g.copy_(g)
+        return norm
+    def constant_embedding(self):
+        init(self)
+        self.wte.weight.data.fill_(0.02)
+    def no_scale(self):
+        self.scaled = False
+        reset(self)
+    return dict(no_zero_grad=patch.object(train.FlatOptimizer, 'step', no_zero_grad),
+                constant_embedding=patch.object(GPT, 'init_weights', constant_embedding),
+                no_mask=patch.object(Attention, 'attend', lambda self, q, k, v, mask=None: F.scaled_dot_product_attention(q, k, v)),
+                no_shift=patch.object(prepare.Shards, 'batch', lambda *args: batch(*args)[:1] * 2),
+                no_scale=patch.object(train.FlatOptimizer, 'reset', no_scale))
+
+def run_arm(knobs):
+    """Trains with these knobs, in this process, unless that has been done. -> the entries of its log"""
+    folder, known = Path(knobs['out_dir']), {'': contextlib.nullcontext(), **faults()}
+    if knobs['broken'] not in known:
+        raise UserError(f'broken = {knobs["broken"]!r}: give one of {", ".join(filter(None, known))}')
+    fault, knobs = known[knobs['broken']], dict({k: knobs[k] for k in train.config}, init_from='scratch')
+    if (folder / 'config.py').exists() and (folder / 'config.py').read_text(encoding='utf-8') != as_file(knobs):
+        raise UserError(f'{folder} holds a run with other knobs: remove it, or give another --out_dir')
+    for space in train.config, vars(train):
+        space.update(knobs, init_from='auto')
+    torch.compiler.reset()          # it keeps only so many models
+    folder.mkdir(parents=True, exist_ok=True)
+    end = []
+    with fault, open(folder / 'output.txt', 'a', encoding='utf-8') as f, contextlib.redirect_stdout(f):
+        try:
+            train.main()
+        except Diverged as e:
+            print(f'diverged: {e}')
+            end = [dict(step=knobs['max_iters'], val_loss=math.inf, val_bpb=math.inf)]
+    unlock(folder / '.lock')
+    return read_log(folder / 'log.jsonl') + end
+
+def read_arms(seed, out):
+    """{name of an arm: its knobs}"""
+    found = {}
+    for name, _, text in (line.partition(':') for line in re.split('[\n;]', arms) if line.strip()):
+        args = [str(HERE / a) if a.endswith('.py') and not os.path.exists(a) else a for a in text.split()]
+        found[name.strip()] = dict(read_arguments(args, dict(config, seed=seed))[0],
+                                   out_dir=(out / f'{re.sub("[^A-Za-z0-9.]+", "_", name.strip())}-{seed}').as_posix())
+    if not found:
+        raise UserError('there are no arms to compare: give config/lab_ablations.py, or --arms="small: --n_embd=64; large: --n_embd=128"')
+    return found
+
+def bench_compare():
+    """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's. Goes on where it was stopped."""
+    place, out, models = choose_device(train.device)[0], Path(config['out_dir'] or 'out/compare'), {}
+    peak = peak_flops(place) or matmul_flops(place, getattr(torch, choose_dtype(train.dtype, place)[0]))
+    runs = [(name, knobs) for seed in range(config['seed'], config['seed'] + seeds) for name, knobs in read_arms(seed, out).items()]
+    logs = {name: [] for name, _ in runs}
+    for i, (name, knobs) in enumerate(runs):
+        t = time.perf_counter()
+        log = run_arm(knobs)
+        with torch.device('meta'):
+            models[name] = GPT(model_config(knobs))
+        for e in log:
+            if 'tokens_per_second' in e:
+                e['mfu'] = e['tokens_per_second'] * models[name].flops_per_token() / peak
+        logs[name].append(log)
+        print(f'{i + 1:3} of {len(runs)} | {name}, seed {knobs["seed"]} | validation loss {ends(log)["val_loss"]:.4f} | '
+              f'{duration(time.perf_counter() - t)}', flush=True)
+    print_table(logs)
+    mean = lambda rows: {k: sum(e[k] for e in rows) / len(rows) for k in rows[0] if all(type(e.get(k)) in (int, float) for e in rows)}
+    train.draw_curves({name: [mean(rows) for rows in zip(*found)] for name, found in logs.items()}, out / 'curves.png')
+    print(f'picture | {out}/curves.png; the runs, their output and logs are in {out}')
+    if what == 'scaling':
+        fit_law([(models[name].flops_per_token(0) / 6, ends(log)['tokens'], ends(log)['val_loss']) for name in logs for log in logs[name]],
+                out)
+    return dict(runs={name: [ends(log)['val_loss'] for log in found] for name, found in logs.items()})
+
+def ends(log):
+    """The last evaluation of a run, or what stands for it."""
+    return next((e for e in reversed(log) if 'val_loss' in e), dict(step=0, val_loss=math.nan, val_bpb=None))
+
+def print_table(logs):
+    """{name: [log of each seed]}: mean and standard deviation at the end, and what the training lines say of noise and speed."""
+    print('\n| | validation loss | to the first | bits per byte | steps | tokens | noise of a step | tokens/s | of the peak |')
+    print('|' + '---|' * 9)
+    first = None
+    for name, found in logs.items():
+        losses, last = [ends(log)['val_loss'] for log in found], ends(found[0])
+        finite = [x for x in losses if math.isfinite(x)]
+        loss = sum(finite) / len(finite) if finite else math.inf
+        first = loss if first is None else first
+        halves = [[e for e in log[len(log) // 2:] if 'loss' in e] for log in found]
+        lines, jumps = sum(halves, []), [a['loss'] - b['loss'] for half in halves for a, b in itertools.pairwise(half)]
+        middle = lambda key: median(e[key] for e in lines if e.get(key)) if any(e.get(key) for e in lines) else math.nan
+        diverged = f' ({len(losses) - len(finite)} of {len(losses)} diverged)' if len(finite) < len(losses) else ''
+        print(f'| {name} | {loss:.4f}' + (f' ± {stdev(finite):.4f}' if len(finite) > 1 else '') + diverged + f' | {loss - first:+.4f} | ' +
+              (f'{last["val_bpb"] * loss / last["val_loss"]:.3f}' if last['val_bpb'] and finite else '') + f' | {last["step"]:,} | '
+              f'{short(last.get("tokens", 0))} | ' + (f'{stdev(jumps) / 2 ** 0.5:.3f}' if len(jumps) > 1 else '') +
+              f' | {short(middle("tokens_per_second"))} | {100 * middle("mfu"):.1f}% |')
+
+def fit_law(points, out):
+    """
+    Fits loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) to (N weights of matmuls, D tokens, loss), by
+    least squares of the logarithms from several starts, and draws it.
+    """
+    from matplotlib.figure import Figure
+    N, D, L = torch.tensor(points, dtype=torch.float64).T.log()
+    law = lambda w, N, D: torch.logsumexp(torch.stack([w[0].expand_as(N), w[1] - w[2] * N, w[3] - w[4] * D]), 0)
+    def fit(start):
+        w = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([w], max_iter=2000, tolerance_grad=1e-12, tolerance_change=1e-14, line_search_fn='strong_wolfe')
+        def error():
+            optimizer.zero_grad()
+            (e := ((law(w, N, D) - L) ** 2).mean()).backward()
+            return e
+        optimizer.step(error)
+        return float(error()) ** 0.5, w.detach()
+    error, w = min((fit((e, 4.0, a, 4.0, b)) for e in (-1.0, 0.5) for a in (0.2, 0.6) for b in (0.2, 0.6)), key=lambda found: found[0])
+    print(f'law     | loss = {w[0].exp():.2f} + {w[1].exp():.3g} / N^{w[2]:.2f} + {w[3].exp():.3g} / D^{w[4]:.2f}, off by '
+          f'{100 * error:.1f}% (N weights of matmuls, D tokens; {len(points)} runs)')
+    ax = (figure := Figure(figsize=(7, 5), layout='constrained')).subplots()
+    for i, n in enumerate(N.unique()):
+        d = torch.linspace(D.min(), D.max(), 50, dtype=torch.float64)
+        ax.plot(D[N == n].exp(), L[N == n].exp(), 'o', color=f'C{i}', label=f'{n.exp():,.0f} weights')
+        ax.plot(d.exp(), law(w, n.expand_as(d), d).exp(), '-', lw=1, color=f'C{i}')
+    ax.set(xscale='log', xlabel='tokens', ylabel='validation loss', title='loss by tokens and weights, and the fit')
+    ax.legend(), ax.grid(alpha=0.3)
+    figure.savefig(out / 'law.png', dpi=110)
+
+def bench_curves():
+    """Several runs on one picture, and how they ended."""
+    logs = {Path(run).name: read_log(Path(run) / 'log.jsonl') for run in runs.split(',') if run}
+    if not all(logs.values()) or not logs:
+        raise UserError(f'--runs={runs}: give folders of runs with commas between them, such as --runs=out/python,out/python-2')
+    print_table({name: [log] for name, log in logs.items()})
+    path = Path(config['out_dir'] or 'out') / 'curves.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    train.draw_curves(logs, path)
+    print(f'picture | {path}')
+
+def bench_toy():
+    """A matrix of 10 x 10 normal numbers times 5, whose mean square is to be 0: the loss after 10 and 100 steps of rate / sqrt(step)."""
+    print('toy     | optimizer ' + ''.join(f'| rate {rate:<15g} ' for rate in TOY_RATES))
+    for rule in (train.SGD, train.Momentum, train.AdaGrad, train.RMSProp, train.Adam, train.AdamW):
+        row = ''
+        for rate in TOY_RATES:
+            torch.manual_seed(config['seed'])
+            w, seen = torch.nn.Parameter(5 * torch.randn(10, 10)), []
+            optimizer = rule([w])
+            for t in range(100):
+                optimizer.param_groups[0]['lr'] = rate / (t + 1) ** 0.5
+                optimizer.zero_grad()
+                w.pow(2).mean().backward()
+                optimizer.step()
+                seen.append(float(w.detach().pow(2).mean()))
+            row += f'| {seen[9]:8.2g} {seen[99]:11.2g} '
+        print(f'toy     | {rule.__name__:9} {row}')
+
 def bench_train():
     train.check_knobs()
     rank, local_rank, world_size = setup_ranks()
@@ -511,7 +694,7 @@ def bench_train():
     say = print if rank == 0 else lambda *args: None
     place, type_, _, _ = machine(local_rank, world_size, say)       # train.find_speed decides about compiling
     model = build(place, type_)
-    optimizer = train.FlatAdamW(model, (train.beta1, train.beta2), train.adam_eps, train.weight_decay, muon=train.muon)
+    optimizer = train.FlatOptimizer(model, (train.beta1, train.beta2), train.adam_eps, train.weight_decay, rule=train.optimizer)
     T = model.config.block_size
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, '
         f'{model.flops_per_token():.3g} FLOPs per token')

@@ -54,12 +54,17 @@ FOREIGN = {
     'eval_iters': 'validation reads the same windows every time: set eval_tokens to eval_iters * batch_size * block_size',
     'decay_lr': 'set --min_lr to the learning rate for a constant one',
     'always_save_checkpoint': 'a checkpoint is saved at every evaluation, and the best is kept',
+    **dict.fromkeys(('what', 'arms'), 'it is a knob of bench.py: `python bench.py` with these arguments'),
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
 }
 
 class UserError(Exception):
     """A mistake that a person can make and mend. The message is one line that ends with what to do next."""
     status, kind = 2, 'error'       # of the process, and how the line begins
+
+class Diverged(UserError):
+    """The loss or the gradient is no longer finite, or the weights of the processes differ."""
+    status, kind = 3, 'diverged'
 
 class Locked(UserError):
     """Another process is at it."""
@@ -447,6 +452,24 @@ def all_reduce(x, op='SUM'):
         raise Lost(f'rank {os.environ["RANK"]} waits in vain for another process ({str(e).splitlines()[0]}): torchrun names the '
                    f'one that failed first; go on with --init_from=auto')
 
+def check_alike(step, optimizer, world_size):
+    """
+    Whether all is well, for all processes alike: False if a weight or, at an earlier step, a gradient is not finite.
+    Raises Diverged if not all processes have the same weights, which they compare by a hash of the bits.
+    """
+    import torch
+    well = optimizer.alive & optimizer.p.sum().isfinite()
+    if world_size == 1:
+        return bool(well)
+    bits = (optimizer.p.view(torch.int32).view(4096, -1).sum(1) * torch.arange(1, 8192, 2, device=well.device)).sum()
+    found = torch.stack([well.long(), bits, -bits])
+    all_reduce(found, 'MIN')
+    well, low, high = found.tolist()
+    if well and low != -high:
+        raise Diverged(f'the processes have different weights at step {step}: a machine computes wrongly; nothing after the last '
+                       f'checkpoint was saved, go on with --init_from=resume on other hardware')
+    return bool(well)
+
 def read_later(numbers, place):
     """-> a function that gives a few numbers of the device, and waits for nothing if they have long been computed."""
     copy, event = numbers.clone().to('cpu', non_blocking=True), None
@@ -501,7 +524,7 @@ def configure(script, *others, argv=None, quiet=False):
         space.update({k: v for k, v in knobs.items() if is_knob(k, space.get(k))})
     if is_rank_0() and not quiet:
         for k, where in source.items():
-            print(f'{k} = {knobs[k]!r}  ({where})')
+            print(f'{k} = {text if len(text := repr(knobs[k])) < 200 else text[:100] + " ..."}  ({where})')
     return knobs
 
 def is_knob(name, value):

@@ -742,15 +742,24 @@ def load_tensors(paths, expected, renamed=dict):
 
 def read_state(folder):
     """training.json of a checkpoint, what train.py resumes from. Raises UserError if it is not as train.py writes it."""
-    state = dict(dict(muon=False, knobs={}), **read_json(folder / 'training.json'))
+    state = dict(dict(optimizer='adamw', knobs={}), **read_json(folder / 'training.json'))
     numbers = dict(step=int, windows=int, updates=int, seconds=float, began=float, loss_scale=float)
-    if not (all(type(state.get(k)) is kind for k, kind in dict(numbers, val=list, muon=bool, auto=dict, knobs=dict).items())
+    if not (all(type(state.get(k)) is kind for k, kind in dict(numbers, val=list, optimizer=str, auto=dict, knobs=dict).items())
             and all(0 <= state[k] < 1 << 53 for k in numbers)
             and all(type(e) is list and [*map(type, e)] == [int, float] for e in state['val'])
             and (not (auto := state['auto']) or auto.get('dtype') in DTYPES and type(auto.get('compile')) is bool
                  and type(n := auto.get('micro_batch_size')) is int and n > 0)):
         raise UserError(f'{folder}/training.json is not as train.py writes it; use another checkpoint')
     return state
+
+def restore(folder, optimizer, state):
+    """Fills the optimizer from a checkpoint."""
+    views = {f'{k}.{name}': x for k in 'mv' for name, x in optimizer.views(getattr(optimizer, k)).items()}
+    for name, x in load_tensors([folder / 'training.safetensors'], views).items():
+        views[name].copy_(x)
+    optimizer.t.fill_(state['updates'])
+    if optimizer.scaled and state['loss_scale'] != 1:       # it was float16 before, too
+        optimizer.loss_scale.fill_(state['loss_scale'])
 
 def load_model(folder, **overrides):
     """

@@ -1,5 +1,5 @@
 """
-Generates text from a trained model.
+Generates text from a trained model, and looks into one that is being trained.
 
     python sample.py                                       # from the newest run in out/
     python sample.py --out_dir=out/python --start='def' --temperature=0.8 --top_p=0.9
@@ -8,13 +8,16 @@ Generates text from a trained model.
 The first sample appears as it is generated, the others of the batch after it, then the speed.
 """
 import codecs
+import functools
+import math
+import re
 import sys
 import time
 from pathlib import Path
 
 import torch
 
-from configurator import UserError, check_ranges, configure, launch, read_json, visible
+from configurator import UserError, all_reduce, check_ranges, configure, launch, read_json, visible
 from model import checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, set_up, softmax
 from tokenizer import load_tokenizer
 
@@ -100,14 +103,6 @@ def generate(model, prompts, max_new_tokens, temperature=1.0, top_k=0, top_p=1.0
         if all(t[-1] == stop for t in texts):
             return
 
-def peek(model, tok, start, num_samples, max_new_tokens, seed):
-    """Some texts of a model in training, for a person to look at."""
-    model.eval()
-    prompts = [tok.encode(start) or [tok.eot or 0]] * num_samples
-    rows = torch.stack(list(generate(model, prompts, max_new_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)), 1).tolist()
-    model.train()
-    return [start + tok.decode([i for i in row if i != tok.eot]) for row in rows]
-
 def compile_step(model, place):
     """The model, compiled for one token at a time; on a GPU with its launches recorded, and played back as one."""
     from torch._inductor import decomposition
@@ -127,6 +122,84 @@ class TextStream:
 
     def end(self):
         return self.decoder.decode(b'', True)
+
+# -----------------------------------------------------------------------------
+# a look into a model in training
+
+def peek(model, tok, start, num_samples, max_new_tokens, seed):
+    """Some texts of a model in training, for a person to look at."""
+    model.eval()
+    prompts = [tok.encode(start) or [tok.eot or 0]] * num_samples
+    rows = torch.stack(list(generate(model, prompts, max_new_tokens, 0.8, stop=tok.eot, vocab_size=tok.vocab_size, seed=seed)), 1).tolist()
+    model.train()
+    return [start + tok.decode([i for i in row if i != tok.eot]) for row in rows]
+
+LOG_BINS = [x / 4 for x in range(-40, 12)]      # powers of ten: |value| from 1e-10 to 1e3
+SEEN = dict(activations='share of activations by log10 |x|', gradients='share of gradients by log10 |x|',
+            weights='share of weights by log10 |x|', updates='log10 of |update| / |weight| by step',
+            dead='share of MLP units that no token uses, by step', entropy='entropy of attention by step (1: all alike)')
+
+@torch.no_grad()
+def diagnose(model, idx, before, gradients, after):
+    """
+    What one learns to read in a network, by layer, after a step of the optimizer that took the weights `before` with these
+    gradients to `after` ({name: tensor}): histograms of activations (outputs of blocks, for idx), gradients and weights; how
+    far the step went for its weights; units of the MLP below 1% of its usual output for every token; and the entropy of
+    attention as a share of the largest that so many tokens allow. -> {name in SEEN: {layer: number or shares}}
+    """
+    found = {name: {} for name in SEEN}
+    def shares(x):
+        x = x.float().abs()
+        return (torch.histc(x[x > 0].log10(), len(LOG_BINS), -10, 3) / x.numel()).tolist()
+    for name in after:
+        layer = re.match(r'h\.\d+|\w+', name)[0]
+        if after[name].dim() >= 2 and layer not in found['weights']:
+            own = [n for n in after if n.startswith(f'{layer}.') and after[n].dim() >= 2]
+            w, g, old = (torch.cat([x[n].flatten() for n in own]) for x in (after, gradients, before))
+            found['weights'][layer], found['gradients'][layer] = shares(w), shares(g)
+            found['updates'][layer] = math.log10(max(float((w - old).norm() / old.norm()), 1e-10))
+    def attend(q, k, v, mask=None, name='', attention=None):
+        k = k.repeat_interleave(q.size(1) // k.size(1), 1)
+        scores = (q @ k.mT / q.size(-1) ** 0.5).float().masked_fill(q.new_ones(q.size(2), k.size(2)).tril() == 0, -math.inf)
+        most = torch.arange(1, q.size(2) + 1, device=q.device).log()
+        found['entropy'][name] = float((torch.special.entr(softmax(scores, -1)).sum(-1) / most)[..., 1:].mean())
+        return type(attention).attend(attention, q, k, v, mask)
+    hooks = []
+    for i, block in enumerate(model.h):
+        name = f'h.{i}'
+        block.attn.attend = functools.partial(attend, name=name, attention=block.attn)
+        hooks.append(block.register_forward_hook(lambda m, args, out, name=name: found['activations'].update({name: shares(out)})))
+        hooks.append(block.mlp.down.register_forward_pre_hook(lambda m, args, name=name: found['dead'].update(
+            {name: float((args[0].abs().flatten(0, -2).amax(0) < 0.01 * args[0].float().pow(2).mean().sqrt()).float().mean())})))
+    model.eval()(idx)
+    model.train()
+    for hook in hooks:
+        hook.remove()
+    for block in model.h:
+        del block.attn.attend
+    return found
+
+@torch.no_grad()
+def first_not_finite(model, batches, loss, rank, world_size):
+    """
+    The name of what was not finite first in a step: a weight, an output of the forward pass, which is done again, the
+    loss, or, from the loss down, a gradient. Of several processes that in which it came first has the name, the others ''.
+    """
+    finite, outputs = lambda x: not torch.is_tensor(x) or bool(x.isfinite().all()), []
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda module, _, out, name=name: None if finite(out) else outputs.append(f'output of {name}'))
+    for x, y in batches:
+        model(x, y)
+    params = list(model.named_parameters())
+    found = [[f'weight {name}' for name, p in params if not finite(p)], outputs, ['loss'] * (not math.isfinite(loss)),
+             [f'gradient of {name}' for name, p in reversed(params) if not finite(p.grad)], ['norm of the gradient']]
+    stage = next(i for i, names in enumerate(found) if names)
+    first = torch.tensor([stage * world_size + rank], device=params[0][1].device)
+    if world_size > 1:
+        all_reduce(first, 'MIN')
+    return found[stage][0] if int(first) == stage * world_size + rank else ''
+
+# -----------------------------------------------------------------------------
 
 def say(text):
     print(visible(str(text)), file=sys.stderr)

@@ -292,13 +292,31 @@ def test_help_prints_every_knob_with_its_comment(name):
     assert {'train': 'sequences per optimizer step', 'sample': 'always the likeliest', 'prepare': 'tokens per .bin file',
             'bench': 'measured optimizer steps'}[name] in out
 
-@pytest.mark.parametrize('path', sorted((HERE / 'config').glob('*.py')), ids=lambda p: p.stem)
+CONFIGS = sorted((HERE / 'config').glob('*.py'))
+
+@pytest.mark.parametrize('path', [p for p in CONFIGS if not p.stem.startswith('lab_')], ids=lambda p: p.stem)
 def test_every_config_file_is_read_by_train(path):
     module = script('train', path)
     module.check_knobs() if path.stem != 'finetune' else None
     module.check_batch(1)
     GPTConfig(vocab_size=100, **{k: module.config[k] for k in GPTConfig.__dataclass_fields__
                                   if k in module.config and k != 'vocab_size'})
+
+@pytest.mark.parametrize('path', [p for p in CONFIGS if p.stem.startswith('lab_')], ids=lambda p: p.stem)
+def test_every_arm_of_an_experiment_is_a_run_that_train_can_make(path):
+    bench = script('bench', HERE / 'config' / 'lab.py', path)
+    assert bench.what in ('compare', 'scaling') and bench.config['out_dir'] == f'out/{path.stem}'
+    arms = bench.read_arms(1, Path(bench.config['out_dir']))
+    assert len({a['out_dir'] for a in arms.values()}) == len(arms) >= 2
+    told = [{k: v for k, v in a.items() if k != 'out_dir'} for a in arms.values()]
+    assert all(a != b for a, b in itertools.combinations(told, 2))
+    for knobs in told:
+        train = script('train', *(f'--{k}={v}' for k, v in knobs.items() if k in bench.train.config and k != 'dataset'))
+        train.check_knobs(), train.check_batch(1)
+        bench.model_config(knobs)
+        assert knobs['broken'] in ('', *bench.faults())
+    with pytest.raises(UserError, match='bench.py'):
+        script('train', path)
 
 # -----------------------------------------------------------------------------
 # tokenizer.py
@@ -1765,7 +1783,7 @@ def test_the_optimizer_of_training_is_adamw_with_clipping_and_decay_of_matrices_
         pytest.skip('no C++ compiler')
     fast, plain = GPT(tiny(**GPT2)), GPT(tiny(**GPT2))
     plain.load_state_dict(fast.state_dict())
-    a = train_module.FlatAdamW(fast, (0.9, 0.95), weight_decay=0.1, extra=2)
+    a = train_module.FlatOptimizer(fast, (0.9, 0.95), weight_decay=0.1, extra=2)
     groups = [dict(params=[p for p in plain.parameters() if (p.dim() >= 2) == decayed], weight_decay=0.1 * decayed) for decayed in (True, False)]
     b = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False)
     if compiled:
@@ -1803,7 +1821,7 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(compiled):
     fast, plain = GPT(tiny(n_kv_head=2, d_ff=48)), GPT(tiny(n_kv_head=2, d_ff=48))
     plain.load_state_dict(fast.state_dict())
     before = {name: p.detach().clone() for name, p in plain.named_parameters()}
-    a = train_module.FlatAdamW(fast, (0.9, 0.95), weight_decay=0.1, muon=True)
+    a = train_module.FlatOptimizer(fast, (0.9, 0.95), weight_decay=0.1, rule='muon')
     others = {name: p for name, p in plain.named_parameters() if not name.startswith('h.') or p.dim() < 2}
     b = torch.optim.AdamW([dict(params=[p], weight_decay=0.1 * (p.dim() >= 2)) for p in others.values()], lr=0.01, betas=(0.9, 0.95))
     if compiled:
@@ -1836,7 +1854,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype, compiled, muon):
         pytest.skip('no C++ compiler')
     model = GPT(tiny())
     model.compute_dtype = dtype
-    optimizer = train_module.FlatAdamW(model, muon=muon)
+    optimizer = train_module.FlatOptimizer(model, rule='muon' if muon else 'adamw')
     if compiled:
         optimizer.compile()
     torch.manual_seed(0)
@@ -1961,7 +1979,7 @@ def test_a_run_leaves_what_was_promised():
         'training.json', 'training.safetensors', 'manifest.json'}
     assert train_here('--max_iters=2')[0]['run'] == Path('out/corpus-2')
 
-@pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--muon=False', '--bias', '--beta2=0'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
+@pytest.mark.parametrize('extra', [(), ('--dropout=0.2', '--micro_batch_size=4'), ('--optimizer=adamw', '--bias', '--beta2=0'), ('--dtype=bfloat16', '--qk_norm=False', '--norm=layer')])
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
     _, straight, a = train_here('--max_iters=20', '--eval_interval=100', '--out_dir=a', *extra)
     train_here('--max_iters=20', '--eval_interval=7', '--out_dir=b', *extra)
@@ -1975,7 +1993,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(extra):
     assert same_weights(a, model_module.checkpoints(resumed['run'])[-1])
 
 def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
-    _, log, last = train_here('--max_iters=6', '--seed=5', '--muon=False', '--learning_rate=3e-3', '--weight_decay=0', '--grad_clip=0.5')
+    _, log, last = train_here('--max_iters=6', '--seed=5', '--optimizer=adamw', '--learning_rate=3e-3', '--weight_decay=0', '--grad_clip=0.5')
     data = prepare_module.Shards('data/corpus-bpe300', 'train', prepare_module.read_meta(Path('data/corpus-bpe300')))
     torch.manual_seed(5)
     model = GPT(GPTConfig(vocab_size=300, n_layer=2, n_head=2, n_embd=32, block_size=16, tie_weights=True, qk_norm=True))
@@ -2027,7 +2045,7 @@ def test_a_complete_run_says_so_and_a_taken_folder_is_refused(capsys):
         train_here('--max_iters=3', '--out_dir=a')
     with pytest.raises(UserError, match='no checkpoint'):
         train_here('--max_iters=3', '--out_dir=nothing', '--init_from=resume')
-    for knob, names in ('--n_embd=64', 'n_embd'), ('--muon=False', 'muon = True, not False'):
+    for knob, names in ('--n_embd=64', 'n_embd'), ('--optimizer=adamw', 'optimizer = muon, not adamw'):
         with pytest.raises(UserError, match=names):
             train_here('--max_iters=9', '--out_dir=a', '--init_from=resume', knob)
 
@@ -2252,7 +2270,7 @@ def test_an_interrupt_in_an_evaluation_is_obeyed_at_once_and_loses_nothing(monke
 
 def test_processes_that_found_different_checkpoints_do_not_train_together(monkeypatch):
     module, model = script('train', *SMALL), GPT(tiny())
-    optimizer, data = module.FlatAdamW(model), script('bench').RandomTokens(50)
+    optimizer, data = module.FlatOptimizer(model), script('bench').RandomTokens(50)
     module.all_reduce = lambda found, op: found[2].sub_(7)      # another one is 7 steps behind
     with pytest.raises(UserError, match='found different checkpoints'):
         module.find_speed(model, optimizer, data, 16, 'cpu', 2, 10, {}, print)
@@ -2261,10 +2279,10 @@ AUTO = dict(device='cpu', dtype='float32', compile=False, micro_batch_size=8)
 
 @pytest.mark.parametrize('change', [
     dict(step=-1), dict(step=2 ** 62), dict(step=1.0), dict(step=True), dict(updates=2 ** 62), dict(updates=None), dict(loss_scale=1e300), dict(loss_scale=math.nan),
-    dict(seconds=-math.inf), dict(began='x'), dict(val={}), dict(val=[1]), dict(val=[['x', 1.0]]), dict(val=[[1, 1.0, 2]]), dict(muon=1), dict(auto=[]), dict(windows=-1), dict(knobs=[]),
+    dict(seconds=-math.inf), dict(began='x'), dict(val={}), dict(val=[1]), dict(val=[['x', 1.0]]), dict(val=[[1, 1.0, 2]]), dict(optimizer=1), dict(auto=[]), dict(windows=-1), dict(knobs=[]),
     *(dict(auto={**AUTO, **change}) for change in (dict(dtype='int8'), dict(dtype=[]), dict(compile='x'), dict(micro_batch_size=0), dict(micro_batch_size='8')))])
 def test_a_state_of_training_that_no_run_has_is_refused(change):
-    state = dict(step=3, windows=24, knobs={}, updates=3, seconds=0.5, began=0.1, loss_scale=1.0, val=[[3, 1.5]], muon=True, auto=AUTO)
+    state = dict(step=3, windows=24, knobs={}, updates=3, seconds=0.5, began=0.1, loss_scale=1.0, val=[[3, 1.5]], optimizer='muon', auto=AUTO)
     Path('training.json').write_text(json.dumps(state))
     assert model_module.read_state(Path('.')) == state
     Path('training.json').write_text(json.dumps({**state, **change}))
@@ -2508,8 +2526,8 @@ def test_bench_says_whether_a_device_computes_what_it_should(capsys, monkeypatch
     bench.main()
     assert capsys.readouterr().out.count(': pass') == (4 if model_module.choose_dtype('auto', 'cpu')[0] != 'float32' else 2)
     # a device whose clipping goes wrong, as has been seen
-    right = bench.train.FlatAdamW.step
-    monkeypatch.setattr(bench.train.FlatAdamW, 'step', lambda self, lr, max_norm: right(self, lr, max_norm) * 1.1)
+    right = bench.train.FlatOptimizer.step
+    monkeypatch.setattr(bench.train.FlatOptimizer, 'step', lambda self, lr, max_norm: right(self, lr, max_norm) * 1.1)
     with pytest.raises(UserError, match='wrong on this device'):
         bench.main()
     assert 'gradient norm differs' in capsys.readouterr().out
@@ -2687,7 +2705,7 @@ def end(pid, seconds=60):
 def train_with(*args, change=lambda module: None):
     """What start() is to do: train.py with these arguments, its module changed before."""
     module = script('train', *SMALL, *args)
-    module.draw_curves = lambda run: None       # it takes longer than these runs
+    module.draw_curves = lambda logs, path: None       # it takes longer than these runs
     change(module)
     module.main()
 
@@ -2801,7 +2819,7 @@ def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one
             seen[left.name] += 1
             shutil.rmtree(folder)
         return save(run, *args)
-    module.save, module.draw_curves = crashing, lambda run: None
+    module.save, module.draw_curves = crashing, lambda logs, path: None
     module.main()
     assert seen[99] > (60 if LONG else 20) and seen['step_00000005'] > seen['step_00000010'] > 3 and seen[128 + signal.SIGXFSZ] > 2
     assert [p.name for p in model_module.checkpoints('a')][-1] == 'step_00000010' and not list(Path('a').glob('.step*'))
@@ -2955,7 +2973,7 @@ def test_what_changed_is_said_and_what_may_not_change_is_named(capsys):
     write_corpus('other.txt', 22)
     for knob, says in (('--n_embd=64', 'n_embd = 32, not 64'), ('--dataset=other.txt', "dataset = 'corpus.txt', not 'other.txt'"),
                        ('--tokenizer=char', "tokenizer = 'bpe', not 'char'"), ('--mlp=gelu', "mlp = swiglu, not gelu"),
-                       ('--block_size=32', 'block_size = 16, not 32'), ('--muon=False', 'muon = True, not False')):
+                       ('--block_size=32', 'block_size = 16, not 32'), ('--optimizer=adamw', 'optimizer = muon, not adamw')):
         with pytest.raises(UserError, match=says):
             train_here('--max_iters=20', '--out_dir=a', '--init_from=resume', knob)
     capsys.readouterr()
@@ -3120,7 +3138,7 @@ def spoil(step, rank, what, value):
     def change(module):
         find_speed, get_lr, made, now = module.find_speed, module.get_lr, [], [-1]
         mine = os.environ.get('RANK', '0') == str(rank)
-        class Known(module.FlatAdamW):
+        class Known(module.FlatOptimizer):
             def __init__(self, model, *args, **kwargs):
                 super().__init__(model, *args, **kwargs)
                 made.append((self, model))
@@ -3137,7 +3155,7 @@ def spoil(step, rank, what, value):
                 logits, loss = fast(x, y)
                 return logits, loss * value if what == 'loss' and mine and now[0] == step and torch.is_grad_enabled() else loss
             return spoiled, *rest
-        module.FlatAdamW, module.get_lr, module.find_speed = Known, looked, found
+        module.FlatOptimizer, module.get_lr, module.find_speed = Known, looked, found
         main = module.main
         def watched():
             try:
@@ -3172,7 +3190,7 @@ def test_what_is_not_finite_stops_all_processes_before_any_weight_changes(what, 
             good = model_module.load_model(good)
             for r in range(ranks):
                 p = torch.load(f'left/{r}.pt', weights_only=True)
-                same = train_module.FlatAdamW(good, muon=True).p
+                same = train_module.FlatOptimizer(good, rule='muon').p
                 differ = (p != same).nonzero()
                 assert len(differ) == (what == 'weight' and r == ranks - 1)
 
@@ -3193,7 +3211,7 @@ def test_processes_whose_weights_differ_stop():
 def test_the_step_of_the_optimizer_waits_for_nothing():
     with torch.device('meta'):      # tensors without values: who looks at one gets an exception
         model = GPT(tiny())
-    optimizer = train_module.FlatAdamW(model, muon=True)
+    optimizer = train_module.FlatOptimizer(model, rule='muon')
     for _ in range(2):
         model(torch.zeros(2, 16, dtype=torch.long, device='meta'), torch.zeros(2, 16, dtype=torch.long, device='meta'))[1].backward()
         norm = optimizer.step(0.1, 1.0)

@@ -27,13 +27,14 @@ from pathlib import Path
 
 import torch
 
-from configurator import (StopSignal, UserError, Wandb, all_reduce, as_file, check_ranges, configure, connect, cut_log, disk_is_full,
-                          duration, launch, leave, lock, read_later, read_log, say, setup_ranks, short, smaller_config, write_whole)
-from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, load_tensors, newest_whole,
-                   peak_flops, read_state, remove_checkpoint, save_checkpoint, set_up, synchronize, upcast)
+from configurator import (Diverged, StopSignal, UserError, Wandb, all_reduce, as_file, check_alike, check_ranges, configure,
+                          connect, cut_log, disk_is_full, duration, launch, leave, lock, read_later, read_log, say, setup_ranks, short,
+                          smaller_config, write_whole)
+from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, peak_flops,
+                   read_state, remove_checkpoint, restore, save_checkpoint, set_up, synchronize, upcast)
 from prepare import (DATASETS, GPT2_MODELS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, gpt2_weights,
                      read_meta, window_starts)
-from sample import peek
+from sample import LOG_BINS, SEEN, diagnose, first_not_finite, peek
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -51,6 +52,7 @@ eval_interval = 400     # steps between evaluations, each followed by a checkpoi
 eval_tokens = 32768     # validation tokens per evaluation; 0: all. the last evaluation always reads all
 eval_only = False       # evaluate and stop
 log_interval = 50       # steps between lines
+diagnostics = False     # with each evaluation: histograms of activations, gradients and weights, updates, dead units, entropy
 keep_checkpoints = 2    # newest checkpoints that are kept, beside the best
 sample_tokens = 64      # length of the text shown at each evaluation; 0: none
 sample_start = ''       # what shown text begins with; '': the data set's own, or a new document
@@ -76,7 +78,8 @@ norm_eps = 1e-5
 # the optimizer
 batch_size = 8          # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences that one device takes at once; 0: the most that fit (a CPU: 16,384 tokens at most)
-muon = True             # for the matrices of the blocks, with the same knobs; the others, and all without it: AdamW
+optimizer = 'muon'      # muon (for the matrices of the blocks; the others: adamw), adamw, adam, rmsprop, adagrad, momentum, sgd
+lr_schedule = 'cosine'  # cosine, or find: from learning_rate / 100,000 up to it, to see how high it may be
 learning_rate = 6e-3    # the highest, after warmup_iters
 min_lr = 0.0            # the lowest, from lr_decay_iters on
 warmup_iters = 100      # steps from 0 to learning_rate
@@ -98,52 +101,64 @@ wandb_run_name = ''     # '': the name of the folder
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-class Diverged(UserError):
-    """The loss or the gradient is no longer finite, or the weights of the processes differ."""
-    status, kind = 3, 'diverged'
-
-def find_data():
-    """The data folder, prepared if it is missing, with the tokenizer of the model that is trained further."""
-    kind = 'gpt2' if init_from in GPT2_MODELS else tokenizer
-    if init_from not in ('scratch', 'resume', 'auto', *GPT2_MODELS):
-        kind = str(Path(init_from) / 'tokenizer.json')
-    return find_or_prepare(dataset, kind, vocab_size)
+STARTS = 'scratch', 'resume', 'auto'        # of init_from: whose tokenizer is the knob's
 
 # -----------------------------------------------------------------------------
-# the optimizer
+# the optimizers: one step for parameters p with gradients g and moments m and v, in place, as torch.optim computes it. decay
+# is the weight decay; at step t from 1, bias1 = 1 - beta1^t and bias2 = 1 - beta2^t
 
-def adamw(p, g, m, v, rate, root, decay, beta1, beta2, eps):
-    """
-    One step of Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2), in place, in the order of operations of
-    torch.optim.AdamW: parameters p, gradients g, moments m and v. At step t from 1: rate = lr / (1 - beta1^t),
-    root = sqrt(1 - beta2^t), decay = 1 - lr weight_decay.
-    """
-    p.mul_(decay)
+def sgd(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+    """Down the gradient, of the loss plus decay / 2 |p|^2."""
+    p.sub_(lr * (g + decay * p))
+
+def momentum(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+    """Down a sum of gradients that fades with beta1 (Polyak, 1964)."""
+    m.mul_(beta1).add_(g + decay * p)
+    p.sub_(lr * m)
+
+def adagrad(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+    """A rate for each weight: the more it has been moved, the lower (Duchi, Hazan and Singer, 2011)."""
+    g = g + decay * p
+    v.addcmul_(g, g)
+    p.sub_(lr * g / (v.sqrt() + eps))
+
+def rmsprop(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+    """AdaGrad with a mean of squares that fades with beta2, so that the rate does not die (Hinton's lecture 6e, 2012)."""
+    g = g + decay * p
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    p.sub_(lr * g / (v.sqrt() + eps))
+
+def adam(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+    """RMSProp with momentum, both unbiased from the first step on (arXiv:1412.6980, algorithm 1)."""
+    adamw(p, g + decay * p, m, v, lr, 0.0, bias1, bias2, beta1, beta2, eps)
+
+def adamw(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+    """Adam, whose weight decay is not part of the gradient (arXiv:1711.05101, algorithm 2)."""
+    p.mul_(1 - lr * decay)
     m.lerp_(g, 1 - beta1)                                   # m = beta1 m + (1 - beta1) g
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)           # v = beta2 v + (1 - beta2) g^2
-    p.sub_(rate * m / (v.sqrt() / root).add_(eps))
+    p.sub_(lr / bias1 * m / (v.sqrt() / bias2 ** 0.5).add_(eps))
 
-class AdamW(torch.optim.Optimizer):
-    """AdamW in its plain form: bit for bit torch.optim.AdamW(foreach=False). Training runs the faster one below."""
+RULES = {rule.__name__: rule for rule in (sgd, momentum, adagrad, rmsprop, adam, adamw)}
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+class PlainOptimizer(torch.optim.Optimizer):
+    """One of the rules, tensor by tensor. Training runs the faster form below."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self, closure=None):
         loss = torch.enable_grad()(closure)() if closure else None
         for group in self.param_groups:
-            beta1, beta2 = group['betas']
-            for p in group['params']:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state['t'], state['m'], state['v'] = 0, torch.zeros_like(p), torch.zeros_like(p)
-                t = state['t'] = state['t'] + 1
-                adamw(p, p.grad, state['m'], state['v'], group['lr'] / (1 - beta1 ** t), (1 - beta2 ** t) ** 0.5,
-                      1 - group['lr'] * group['weight_decay'], beta1, beta2, group['eps'])
+            for p in (p for p in group['params'] if p.grad is not None):
+                state = self.state[p] = self.state[p] or dict(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+                state['t'] += 1
+                self.rule(p, p.grad, state['m'], state['v'], group['lr'], group['weight_decay'],
+                          *(1 - beta ** state['t'] for beta in group['betas']), *group['betas'], group['eps'])
         return loss
+
+SGD, Momentum, AdaGrad, RMSProp, Adam, AdamW = (type(rule, (PlainOptimizer,), dict(rule=staticmethod(RULES[rule]))) for rule in RULES)
 
 def orthogonalize(x):
     """
@@ -158,27 +173,28 @@ def orthogonalize(x):
         x = torch.baddbmm(x, torch.baddbmm(s, s, s, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     return x
 
-class FlatAdamW:
+class FlatOptimizer:
     """
-    AdamW with clipping for all parameters of a model at once. Weights p, gradients g and moments m, v are one tensor
-    each, of which those of the model become views: two passes over memory clip, update and set the gradients to zero,
-    and one message sums them over processes. Matrices have weight decay. With muon those of the blocks, which come last
-    and have no v, take Muon's step.
+    One of the rules with clipping for all parameters of a model at once. Weights p, gradients g and moments m, v are one
+    tensor each, of which those of the model become views: two passes over memory clip, update and set the gradients to
+    zero, and one message sums them over processes. Matrices have weight decay. With 'muon' those of the blocks, which come
+    last and have no v, take Muon's step, and the others AdamW's.
 
     A gradient that is not finite changes nothing from that step on (alive is 0; steps counts up to it, and it stays in g),
-    and nobody waits to know it. With float16 it halves loss_scale instead, by which the loss is multiplied and which doubles every 2,000 steps
-    (arXiv:1710.03740, section 3.2). The `extra` last numbers of g are the caller's: they are summed with it.
+    and nobody waits to know it. With float16 it halves loss_scale instead, by which the loss is multiplied and which doubles
+    every 2,000 steps (arXiv:1710.03740, section 3.2). The `extra` last numbers of g are the caller's: they are summed with it.
     """
 
-    def __init__(self, model, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, extra=0, muon=False):
-        hidden = lambda name, p: muon and p.dim() >= 2 and name.startswith('h.')
+    def __init__(self, model, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, extra=0, rule='adamw'):
+        hidden = lambda name, p: rule == 'muon' and p.dim() >= 2 and name.startswith('h.')
         params = sorted(model.named_parameters(), key=lambda item: (hidden(*item), item[1].dim() < 2))
         self.shapes, place = {name: p.shape for name, p in params}, params[0][1].device
         sizes = [-(-p.numel() // 64) * 64 for _, p in params]       # each begins where vectors of the hardware may
         self.starts, n = [0, *itertools.accumulate(sizes)], -(-sum(sizes) // 4096) * 4096
         matrices, rest = (sum(s for s, item in zip(sizes, params) if not hidden(*item) and item[1].dim() >= d) for d in (2, 0))
         self.p, self.g, self.m, self.v = (torch.zeros(size, device=place) for size in (n, n + extra, n, rest))
-        self.extra, self.betas, self.eps, self.weight_decays = self.g[n:], betas, eps, (weight_decay, 0.0)
+        self.extra, self.rule = self.g[n:], RULES['adamw' if rule == 'muon' else rule]
+        self.betas, self.eps, self.weight_decays = betas, eps, (weight_decay, 0.0)
         self.parts = [[x[s] for x in (self.p, self.g, self.m, self.v)] for s in (slice(matrices), slice(matrices, rest))]
         self.hidden, self.dtype = {}, model.compute_dtype       # {shape: [(p, g, m), ...]} of the matrices that Muon updates
         for (name, param), *views in zip(params, *(self.views(x).values() for x in (self.p, self.g, self.m))):
@@ -224,7 +240,7 @@ class FlatAdamW:
         lr = self.lr.fill_(lr)
         if self.hidden:
             self.muon(ok, self.alive, factor, lr)
-        self.update(ok, self.alive, factor, lr / bias1, bias2.sqrt(), [1 - lr * x for x in self.weight_decays])
+        self.update(ok, self.alive, factor, lr, bias1, bias2)
         return norm
 
     def update_hidden(self, ok, clear, factor, lr):
@@ -241,22 +257,22 @@ class FlatAdamW:
                 for x, y in ((p, torch.where(ok, new_p, p)), (m, torch.where(ok, new_m, m)), (g, torch.where(clear, 0.0, g))):
                     x.copy_(y)
 
-    def update_where(self, ok, clear, factor, rate, root, decays, size=1 << 62):
+    def update_where(self, ok, clear, factor, lr, bias1, bias2, size=1 << 62):
         """The whole update as one expression, which a compiler makes one pass over memory."""
-        for part, decay in zip(self.parts, decays):
+        for part, decay in zip(self.parts, self.weight_decays):
             for p, g, m, v in zip(*(x.split(size) for x in part)):
                 new = [x.clone() for x in (p, m, v)]
-                adamw(new[0], g * factor, *new[1:], rate, root, decay, *self.betas, self.eps)
+                self.rule(new[0], g * factor, *new[1:], lr, decay, bias1, bias2, *self.betas, self.eps)
                 for x, y in zip((p, m, v), new):
                     x.copy_(torch.where(ok, y, x))
                 g.copy_(torch.where(clear, 0.0, g))
 
-    def update_in_pieces(self, ok, clear, factor, rate, root, decays):
+    def update_in_pieces(self, ok, clear, *numbers):
         """The same without a compiler, in pieces that fit the cache of a CPU."""
-        factor, rate, root, *decays = map(float, (factor, rate, root, *decays))
-        for part, decay in zip(self.parts, decays) if ok else ():
+        factor, lr, bias1, bias2 = map(float, numbers)
+        for part, decay in zip(self.parts, self.weight_decays) if ok else ():
             for p, g, m, v in zip(*(x.split(1 << 16) for x in part)):
-                adamw(p, g.mul_(factor), m, v, rate, root, decay, *self.betas, self.eps)
+                self.rule(p, g.mul_(factor), m, v, lr, decay, bias1, bias2, *self.betas, self.eps)
         if clear:
             self.g.zero_()
 
@@ -277,57 +293,15 @@ def get_lr(it, max_lr, min_lr, warmup, cycle):
         return min_lr
     return min_lr + 0.5 * (max_lr - min_lr) * (1 + math.cos(math.pi * (it - warmup) / (cycle - warmup)))
 
-# -----------------------------------------------------------------------------
-# what all processes must agree on
-
-def check_alike(step, optimizer, world_size):
-    """
-    Whether all is well, for all processes alike: False if a weight or, at an earlier step, a gradient is not finite.
-    Raises Diverged if not all processes have the same weights, which they compare by a hash of the bits.
-    """
-    well = optimizer.alive & optimizer.p.sum().isfinite()
-    if world_size == 1:
-        return bool(well)
-    bits = (optimizer.p.view(torch.int32).view(4096, -1).sum(1) * torch.arange(1, 8192, 2, device=well.device)).sum()
-    found = torch.stack([well.long(), bits, -bits])
-    all_reduce(found, 'MIN')
-    well, low, high = found.tolist()
-    if well and low != -high:
-        raise Diverged(f'the processes have different weights at step {step}: a machine computes wrongly; nothing after the last '
-                       f'checkpoint was saved, go on with --init_from=resume on other hardware')
-    return bool(well)
-
-@torch.no_grad()
-def first_not_finite(model, batches, loss, rank, world_size):
-    """
-    The name of what was not finite first in a step: a weight, an output of the forward pass, which is done again, the
-    loss, or, from the loss down, a gradient. Of several processes that in which it came first has the name, the others ''.
-    """
-    finite, outputs = lambda x: not torch.is_tensor(x) or bool(x.isfinite().all()), []
-    for name, module in model.named_modules():
-        module.register_forward_hook(lambda module, _, out, name=name: None if finite(out) else outputs.append(f'output of {name}'))
-    for x, y in batches:
-        model(x, y)
-    params = list(model.named_parameters())
-    found = [[f'weight {name}' for name, p in params if not finite(p)], outputs, ['loss'] * (not math.isfinite(loss)),
-             [f'gradient of {name}' for name, p in reversed(params) if not finite(p.grad)], ['norm of the gradient']]
-    stage = next(i for i, names in enumerate(found) if names)
-    first = torch.tensor([stage * world_size + rank], device=params[0][1].device)
-    if world_size > 1:
-        all_reduce(first, 'MIN')
-    return found[stage][0] if int(first) == stage * world_size + rank else ''
-
 def check_batch(world_size):
     """Raises UserError where the global batch does not divide among processes and micro-batches."""
     if batch_size < 1 or batch_size % world_size:
         near = max(batch_size // world_size, 1) * world_size
-        raise UserError(f'batch_size = {batch_size} does not divide among {world_size} processes: the nearest that do '
-                        f'are {near} and {near + world_size}')
+        raise UserError(f'batch_size = {batch_size} does not divide among {world_size} processes: take {near} or {near + world_size}')
     share = batch_size // world_size
     if micro_batch_size and share % micro_batch_size:
         near = sorted((m for m in range(1, share + 1) if share % m == 0), key=lambda m: abs(m - micro_batch_size))[:2]
-        raise UserError(f'micro_batch_size = {micro_batch_size} does not divide the {share} sequences of a process: the '
-                        f'nearest that do are {near}')
+        raise UserError(f'micro_batch_size = {micro_batch_size} does not divide the {share} sequences of a process: take one of {near}')
 
 # -----------------------------------------------------------------------------
 # evaluation
@@ -391,26 +365,49 @@ def choose_out_dir(writing):
                         f'or give another --out_dir')
     return folder
 
-def draw_curves(run):
-    """curves.png: losses, learning rate and gradient norm against steps."""
+def suggest_lr(log):
+    """The rate at which the loss of a range test, a mean of some steps, falls fastest."""
+    lr, loss = torch.tensor([[e['lr'], e['loss']] for e in log if 'find' in e]).T
+    n = -(-len(lr) // 10)
+    return float(lr[int(loss.unfold(0, n, 1).mean(1).diff().argmin()) + n // 2]) if n > 1 else float(lr[-1])
+
+def draw_curves(logs, path):
+    """
+    One picture of runs, {name: entries of its log}: loss against steps, tokens and time, gradient norm, learning rate and
+    speed. Of one run also: what diagnostics found, and of a range test loss against the rate.
+    """
     try:
-        from matplotlib.figure import Figure
+        from matplotlib import colormaps, figure
     except ImportError:
-        return say('no curves.png: pip install matplotlib')
-    log = read_log(run / 'log.jsonl')
-    axes = (figure := Figure(figsize=(13, 3.8), layout='constrained')).subplots(1, 3)
-    for ax, key, title in zip(axes, ('loss', 'lr', 'grad_norm'),
-                              (f'{run.name}: loss (nats per token)', 'learning rate', 'gradient norm, before clipping')):
-        rows = [e for e in log if key in e]
-        ax.plot([e['step'] for e in rows], [e[key] for e in rows], lw=1, label='training')
-        ax.set(title=title, xlabel='step', yscale='log' if key == 'grad_norm' else 'linear'), ax.grid(alpha=0.3)
-    rows = [e for e in log if 'val_loss' in e]
-    axes[0].plot([e['step'] for e in rows], [e['val_loss'] for e in rows], 'o-', label='validation')
-    axes[0].legend()
+        return say(f'no {path}: pip install matplotlib')
+    alone = next(iter(logs.values())) if len(logs) == 1 else []
+    looks, found = ([e for e in alone if key in e] for key in ('entropy', 'find'))
+    axes = (picture := figure.Figure(figsize=(15, 14 if looks else 7), layout='constrained')).subplots(4 if looks else 2, 3).flatten()
+    plot = lambda ax, x, y, rows, i, *style, **kw: ax.plot([e.get(x) for e in rows if y in e], [e[y] for e in rows if y in e], *style,
+                                                           lw=1, ms=4, color=colormaps['tab20'](i * 2 % 20 + i // 10 % 2), **kw)
+    for ax, x, y in zip(axes, ('step', 'lr' if found else 'tokens', 'seconds', 'step', 'step', 'step'),
+                        ('loss', 'loss', 'loss', 'grad_norm', 'lr', 'tokens_per_second')):
+        for i, (name, log) in enumerate(logs.items()):
+            plot(ax, x, y, log, i, label=name), plot(ax, x, 'val_loss', log if y == 'loss' else [], i, 'o--')
+        log_y = y == 'grad_norm' or y == 'lr' and found
+        ax.set(title=f'{y} by {x}', xscale='log' if x == 'lr' else 'linear', yscale='log' if log_y else 'linear')
+        losses = sorted(e['loss'] for log in logs.values() for e in log if 'loss' in e)
+        if y == 'loss' and losses and losses[-1] > (top := 1.5 * losses[len(losses) // 2]) > 0:     # what matters is below
+            ax.set_ylim(top=top)
+        if x == 'lr':
+            ax.axvline(suggest_lr(alone), color='C3', label=f'suggested: {suggest_lr(alone):.1e}')
+    for ax, what in zip(axes[6:], SEEN if looks else ()):
+        for i, layer in enumerate(looks[-1][what]):
+            y = looks[-1][what][layer]
+            plot(ax, 'x', 'y', [dict(x=x, y=y) for x, y in (zip(LOG_BINS, y) if type(y) is list else (
+                (e['step'], e[what][layer]) for e in looks))], i, label=layer)
+        ax.set(title=SEEN[what])
+    for ax in axes:
+        ax.grid(alpha=0.3), ax.legend(fontsize='x-small')
     try:
-        figure.savefig(run / 'curves.png', dpi=110)
+        picture.savefig(path, dpi=110)
     except OSError as e:
-        say(f'no curves.png: {e.strerror}')
+        say(f'no {path}: {e.strerror}')
 
 def save(run, step, model, optimizer, eot, tok_path, state):
     """Writes step_<step>/ and drops old checkpoints, but never the best. Raises Diverged where a value is not finite."""
@@ -427,15 +424,6 @@ def save(run, step, model, optimizer, eot, tok_path, state):
         if int(old.name[5:]) != best:
             remove_checkpoint(old)
     return folder
-
-def restore(folder, optimizer, state):
-    """Fills the optimizer from a checkpoint."""
-    views = {f'{k}.{name}': x for k in 'mv' for name, x in optimizer.views(getattr(optimizer, k)).items()}
-    for name, x in load_tensors([folder / 'training.safetensors'], views).items():
-        views[name].copy_(x)
-    optimizer.t.fill_(state['updates'])
-    if optimizer.scaled and state['loss_scale'] != 1:       # it was float16 before, too
-        optimizer.loss_scale.fill_(state['loss_scale'])
 
 # -----------------------------------------------------------------------------
 # what is said at the start and at the end
@@ -538,7 +526,8 @@ def main():
     run = choose_out_dir(writing)
 
     # data
-    folder = find_data()
+    kind = 'gpt2' if init_from in GPT2_MODELS else tokenizer if init_from in STARTS else str(Path(init_from) / 'tokenizer.json')
+    folder = find_or_prepare(dataset, kind, vocab_size)
     meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     tok_path = folder / 'tokenizer.json'
@@ -570,14 +559,14 @@ def main():
                         f'for a context of {T}; give more text or a smaller --block_size')
     model.to(place)
     state = read_state(resumed) if resumed else \
-        dict(step=0, windows=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), muon=muon, auto={})
+        dict(step=0, windows=0, val=[], seconds=0.0, began=0.0, data=data_hash(meta), optimizer=config['optimizer'], auto={})
     step = first = state['step']
     # what 'auto' and 0 meant before a resume is kept, so that the sums are the same, unless the kind of machine is not
     auto = state['auto'] if state['auto'].get('device') == place.split(':')[0] else {}
     if dtype == 'auto' and auto:
         type_, why_type = auto['dtype'], 'as before'
     model.compute_dtype = getattr(torch, type_)
-    optimizer = FlatAdamW(model, (beta1, beta2), adam_eps, weight_decay, extra=3, muon=muon)
+    optimizer = FlatOptimizer(model, (beta1, beta2), adam_eps, weight_decay, extra=3, rule=config['optimizer'])
     model.train()
 
     # what is going to happen
@@ -597,7 +586,8 @@ def main():
     if is_complete(step, state['seconds']) and not eval_only and evaluated():
         tell(f'{run} is complete at step {step}; train further with a larger --max_iters or --max_minutes')
         return dict(run=run, step=step)
-    fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, 0 if eval_only else max_iters - step, auto, tell)
+    steps = 0 if eval_only else max_iters - step
+    fast, compiled, micro, seconds = find_speed(model, optimizer, train_data, T, place, world_size, steps, auto, tell)
     if resumed:
         restore(resumed, optimizer, state)
     grad_accum = batch_size // world_size // micro
@@ -639,10 +629,11 @@ def main():
             raise Diverged(what and f'at step {bad + 1} the {what} was not finite' + f' in process {rank}' * (world_size > 1) +
                            ', after which no weight changed and nothing was saved: resume with a lower --learning_rate or more --warmup_iters')
 
+    gone = lambda: state['seconds'] + time.perf_counter() - clock['saved']       # seconds of training
+
     def save_here(must=True):
         """-> the checkpoint, or None where it can not be written and that can wait. Raises UserError where it can not."""
-        state['seconds'] += time.perf_counter() - clock['saved']
-        clock['saved'] = time.perf_counter()
+        state['seconds'], clock['saved'] = gone(), time.perf_counter()
         try:
             return save(run, step, model, optimizer, meta['eot'], tok_path, state) if writing else None
         except OSError as e:
@@ -663,14 +654,14 @@ def main():
             raise Diverged(f'the validation loss is {loss} at step {step}: nothing after the last checkpoint was saved; resume with a '
                            f'lower --learning_rate')
         state['val'] = [e for e in state['val'] if e[0] != step] + [[step, loss]]
-        log(dict(step=step, val_loss=loss, val_bpb=bits_per_byte(loss, meta)))
+        log(dict(step=step, val_loss=loss, val_bpb=bits_per_byte(loss, meta), tokens=state['windows'] * T, seconds=gone()))
         saved = None if eval_only else save_here(must)
         if writing:
-            draw_curves(run)
+            draw_curves({run.name: read_log(run / 'log.jsonl')}, run / 'curves.png')
         return loss, bits_per_byte(loss, meta), saved
 
     # training
-    asked, heard, seconds, last = 0, None, state['seconds'], torch.zeros((), device=place)
+    asked, heard, seconds, last, lowest = 0, None, state['seconds'], torch.zeros((), device=place), math.inf
     opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
     flops, peak = model.flops_per_token(T), peak_flops(place) * world_size
     if stop:
@@ -686,17 +677,17 @@ def main():
                 tell('    | ' + peek(model, tok, opening, 1, sample_tokens, seed)[0].replace('\n', '\n    | '))
             t, t_step = time.perf_counter(), step
         begun = time.perf_counter()
-        lr = get_lr(schedule(step, seconds, state['began'] or seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
+        lr = learning_rate * 1e-5 ** (1 - (step + 1) / max_iters) if lr_schedule == 'find' else get_lr(
+            schedule(step, seconds, state['began'] or seconds), learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
         loss = torch.zeros((), device=place)
         for x, y in micro_batches(step, state['windows']):
             part = fast(x, y)[1] / (grad_accum * world_size)
             (part * optimizer.loss_scale if type_ == 'float16' else part).backward()
             loss += part.detach()
-        asked, seconds = stop.signal, state['seconds'] + begun - clock['saved']
+        asked, seconds = stop.signal, gone()
         if world_size > 1:
             # with the gradients go the loss, and what all must agree on, which is read one step later: no step waits for it
-            optimizer.extra[0] = loss
-            optimizer.extra[1].fill_(asked / world_size), optimizer.extra[2].fill_(seconds / world_size)
+            [x.fill_(y) for x, y in zip(optimizer.extra, (loss, asked / world_size, seconds / world_size))]
             asked, seconds = heard() if heard else (0, state['seconds'])
             if asked:       # all know it from the step before, and leave this one
                 break
@@ -704,7 +695,10 @@ def main():
             loss, heard = optimizer.extra[0].clone(), read_later(optimizer.extra[1:], place)
         state['began'] = state['began'] or seconds      # on the clock of max_minutes
         last = torch.where(optimizer.alive, loss, last)
+        before = [x.clone() for x in (optimizer.p, optimizer.g)] if diagnostics and writing and (step + 1) % eval_interval == 0 else None
         norm = optimizer.step(lr, grad_clip)
+        if before:
+            log(dict(step=step, **diagnose(model, x, *map(optimizer.views, (*before, optimizer.p)))))
         step, state['windows'] = step + 1, state['windows'] + batch_size
         took = time.perf_counter() - begun
         stop.limit = max(stop.patience, 3 * took)
@@ -718,13 +712,17 @@ def main():
             mfu = rate * flops / peak if peak else None
             tell(f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {norm:.2f} | {ms:.1f} ms | '
                  f'{short(rate)} tok/s' + (f' | mfu {100 * mfu:.1f}%' if mfu else ''))
-            log(dict(step=step - 1, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=rate, mfu=mfu,
-                     seconds=state['seconds'] + now - clock['saved']))
+            log(dict(step=step - 1, tokens=state['windows'] * T, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=rate, mfu=mfu,
+                     seconds=gone(), **({'find': True} if lr_schedule == 'find' else {})))
+            lowest = min(lowest, loss)
+            if lr_schedule == 'find' and not (step < max_iters and loss < lowest + 1 and math.isfinite(norm)):
+                break
             check()
         if asked:
             break
 
-    if asked or (result := evaluate_and_save(0)) is None:
+    finding = lr_schedule == 'find' and not eval_only
+    if asked or not finding and (result := evaluate_and_save(0)) is None:
         stop.limit = math.inf
         check()
         saved = save_here()
@@ -735,17 +733,19 @@ def main():
             all_reduce(signum, 'MAX')
         leave(place, world_size), stop.end()        # in this order: a late signal must not take one that the others wait for
         sys.exit(128 + int(signum))
-    loss, bpb, saved = result
-    if eval_only:
-        tell(says(loss, bpb))
-    elif world_size == 1:
+    loss, bpb, saved = (None, None, None) if finding else result
+    if not eval_only and world_size == 1:
         stop.end()
-    if writing:
+    if finding and writing:
+        draw_curves({run.name: (found := read_log(run / 'log.jsonl'))}, run / 'curves.png')
+        tell(f'\nthe loss fell fastest at --learning_rate={suggest_lr(found):.1e}; {run}/curves.png shows it')
+    elif eval_only:
+        tell(says(loss, bpb))
+    elif writing:
         for text in peek(model, tok, opening, 4, 3 * sample_tokens, seed) if sample_tokens and tok else ():
             tell('-' * 40 + '\n' + text)
         print_ending(run, saved, step, data, loss, bpb, meta, time.perf_counter() - started)
-    wandb.finish()
-    leave(place, world_size)
+    wandb.finish(), leave(place, world_size)
     return dict(run=run, step=step, val_loss=loss, val_bpb=bpb)
 
 def knobs_of_run(run, model, T, folder):
@@ -773,11 +773,11 @@ def check_knobs():
                  (0, 1e38, 'weight_decay grad_clip learning_rate min_lr adam_eps'))
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise UserError(f'beta1 = {beta1} and beta2 = {beta2} must be from 0 to 1, such as 0.9 and 0.95')
-    if compile not in (True, False, 'auto'):
-        raise UserError(f'compile = {compile!r}: give True, False or auto')
-    known = ('scratch', 'resume', 'auto', *GPT2_MODELS)
-    if init_from not in known and not os.path.isdir(init_from):
-        raise UserError(f'init_from = {init_from!r}: give one of {", ".join(known)}, or the folder of a model')
+    for name, known in dict(optimizer=('muon', *RULES), lr_schedule=('cosine', 'find'), compile=('auto', True, False)).items():
+        if config[name] not in known:
+            raise UserError(f'{name} = {config[name]!r}: give one of {", ".join(map(str, known))}')
+    if init_from not in (*STARTS, *GPT2_MODELS) and not os.path.isdir(init_from):
+        raise UserError(f'init_from = {init_from!r}: give one of {", ".join((*STARTS, *GPT2_MODELS))}, or the folder of a model')
     if not os.path.exists(dataset) and dataset not in DATASETS:
         raise UserError(f'there is no data set {dataset!r}: give a path that exists, or one of {", ".join(DATASETS)}')
 
@@ -789,8 +789,8 @@ def check_resumed(found, wanted, folder, data):
                  if before['knobs'].get(k, config[k]) != config[k]]
         raise UserError(f'{folder} was trained on other data ({", ".join(other) or "its tokens have changed"}): resume it as it '
                         f'began, or start a new run with --init_from={folder}')
-    for k, v in dict(asdict(found), muon=before['muon']).items():
-        knob = dict(asdict(wanted), muon=muon)[k]
+    for k, v in dict(asdict(found), optimizer=before['optimizer']).items():
+        knob = dict(asdict(wanted), optimizer=config['optimizer'])[k]
         differs = knob > v if k in ('block_size', 'vocab_size') else knob != v
         if differs and k not in ('attention', 'dropout'):
             raise UserError(f'{folder} has {k} = {v}, not {knob}: resume it with its own config.py, or start a new run with '

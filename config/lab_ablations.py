@@ -1,0 +1,17 @@
+# What does each part buy? The same training without it, three seeds.
+#   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
+what = 'compare'
+out_dir = 'out/lab_ablations'
+arms = f'''
+as it is:
+no norm: config/ablate_no_norm.py
+no norm, a tenth of the rate: config/ablate_no_norm.py --learning_rate={learning_rate / 10:g}
+post-norm: config/ablate_post_norm.py
+no position: config/ablate_nope.py
+SiLU MLP, same size: config/ablate_silu.py
+one head of keys for all: config/ablate_gqa.py
+tied weights: config/ablate_tied.py
+QK-norm: config/ablate_qk_norm.py
+GPT-2: config/ablate_gpt2.py
+Muon: config/ablate_muon.py
+'''
