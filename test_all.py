@@ -1454,6 +1454,113 @@ def test_the_functions_equal_those_of_torch():
     close(m.RMSNorm(30, 1e-5)(x.float()), F.rms_norm(x.float(), (30,), eps=1e-5), 1e-6)
     close(m.LayerNorm(30, 1e-5, True)(x.float()), F.layer_norm(x.float(), (30,)), 1e-5)
 
+class Value:
+    """
+    A number that remembers what it was made of, each part with the slope: the derivative of the number by that part.
+    backward() multiplies slopes along every way from a result to what it was made of, and adds up over the ways:
+
+        x = Value(3.0)
+        y = x * x + x
+        y.backward()        # x.grad is 7.0: 3.0 + 3.0 by the two sides of the product, and 1.0
+    """
+    ages = itertools.count()
+
+    def __init__(self, data, *parts):
+        self.data, self.parts, self.grad, self.age = data, parts, 0.0, next(Value.ages)
+
+    def __add__(self, other):
+        other = other if isinstance(other, Value) else Value(other)
+        return Value(self.data + other.data, (self, 1.0), (other, 1.0))
+
+    def __mul__(self, other):
+        other = other if isinstance(other, Value) else Value(other)
+        return Value(self.data * other.data, (self, other.data), (other, self.data))
+
+    def __pow__(self, n):       # n is a plain number
+        return Value(self.data ** n, (self, n * self.data ** (n - 1)))
+
+    def exp(self):
+        return Value(math.exp(self.data), (self, math.exp(self.data)))
+
+    def log(self):
+        return Value(math.log(self.data), (self, 1 / self.data))
+
+    def __sub__(self, other):
+        return self + other * -1
+
+    def __truediv__(self, other):
+        return self * other ** -1
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def backward(self):
+        """Sets grad, the derivative of this number, in everything it was made of."""
+        found, todo = {self}, [self]
+        while todo:
+            new = {part for part, _ in todo.pop().parts} - found
+            found |= new
+            todo += new
+        self.grad = 1.0
+        # whatever a value went into is younger: when its turn comes, its grad is complete
+        for value in sorted(found, key=lambda v: v.age, reverse=True):
+            for part, slope in value.parts:
+                part.grad += value.grad * slope         # added: a value may have gone into several others
+
+def scalar_gpt(w, idx, c):
+    """GPT.forward for one sequence, number by number. w: {name: nested lists of Value} -> a list of logits for each position"""
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b))
+    add = lambda a, b: [x + y for x, y in zip(a, b)]
+    linear = lambda w, x: [dot(row, x) for row in w]
+    rms_norm = lambda w, x: [a * b / (dot(x, x) / len(x) + c.norm_eps) ** 0.5 for a, b in zip(x, w)]
+    silu = lambda x: x / ((x * -1).exp() + 1)
+
+    def rope(x, t):
+        half, out = len(x) // 2, [*x]
+        for i in range(half):
+            angle = t * c.rope_theta ** (-i / half)
+            out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
+            out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
+        return out
+
+    hs, x = c.n_embd // c.n_head, [w['wte.weight'][i] for i in idx]                     # x[t] has n_embd values
+    for layer in range(c.n_layer):
+        ln_1, ln_2, c_attn, c_proj, gate, up, down = (w[f'h.{layer}.{name}.weight'] for name in (
+            'ln_1', 'ln_2', 'attn.c_attn', 'attn.c_proj', 'mlp.gate', 'mlp.up', 'mlp.down'))
+        qkv, y = [linear(c_attn, rms_norm(ln_1, a)) for a in x], [[] for _ in x]
+        for head in range(c.n_head):
+            q, k, v = ([row[i + head * hs:][:hs] for row in qkv] for i in (0, c.n_embd, 2 * c.n_embd))
+            q, k = ([rope(a, t) for t, a in enumerate(rows)] for rows in (q, k))
+            for t in range(len(x)):
+                e = [(dot(q[t], k[s]) / hs ** 0.5).exp() for s in range(t + 1)]         # not what comes later
+                y[t] += [dot(e, values) / sum(e) for values in zip(*v)]                 # dot ends where e does
+        x = [add(a, linear(c_proj, b)) for a, b in zip(x, y)]
+        for t, a in enumerate(x):
+            a = rms_norm(ln_2, a)
+            x[t] = add(x[t], linear(down, [silu(g) * u for g, u in zip(linear(gate, a), linear(up, a))]))
+    return [linear(w['lm_head.weight'], rms_norm(w['ln_f.weight'], a)) for a in x]
+
+def test_the_loss_and_every_gradient_are_those_of_the_chain_rule_number_by_number():
+    c = GPTConfig(vocab_size=5, block_size=3, n_layer=2, n_head=2, n_embd=8, d_ff=4, rope_theta=50.0)
+    model, batch = GPT(c).double(), torch.tensor([[3, 0, 2, 1], [4, 3, 3, 0]])
+    model.compute_dtype = torch.float64
+    for p in model.parameters():        # blocks begin as the identity: give them something to do
+        p.data += 0.5 * torch.randn_like(p)
+    loss = model(batch[:, :-1], batch[:, 1:])[1]
+    loss.backward()
+
+    nested = lambda f, x: [nested(f, y) for y in x] if isinstance(x, list) else f(x)
+    w = {name: nested(Value, p.tolist()) for name, p in model.named_parameters()}
+    losses = []
+    for *idx, last in batch.tolist():
+        for logits, target in zip(scalar_gpt(w, idx, c), [*idx[1:], last]):
+            losses.append(sum(z.exp() for z in logits).log() - logits[target])          # -log softmax(logits)[target]
+    mean = sum(losses) / len(losses)
+    mean.backward()
+    assert mean.data == pytest.approx(float(loss.detach()), rel=1e-6)
+    for name, p in model.named_parameters():
+        grad = torch.tensor(nested(lambda v: v.grad, w[name]), dtype=torch.float64)
+        assert (grad - p.grad).norm() < 1e-6 * p.grad.norm(), name
+
 def test_rope_turns_by_relative_position():
     q, k = torch.randn(1, 1, 1, 16, dtype=torch.float64), torch.randn(1, 1, 1, 16, dtype=torch.float64)
     at = lambda x, i: model_module.rope(x, torch.tensor([i]))
