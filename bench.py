@@ -7,6 +7,7 @@ How fast things are on this machine, and how close to the limit.
     python bench.py --what=sample --samples=4      # tokens/s of generation, and the share of the memory's bandwidth
     python bench.py --what=ladder                  # from the plain form to the fast one, a row for each step
     python bench.py --what=check                   # does this device compute what it should?
+    python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold, and what becomes of gradients
     python bench.py --what=tokenizer --dataset=my_text.txt       # beside the packages that are installed: rustbpe,
                                                                  # tokenizers, tiktoken, riptoken
 
@@ -48,7 +49,7 @@ from model import GPT, GPT2, Attention, GPTConfig, choose_compile, choose_device
 
 # -----------------------------------------------------------------------------
 what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys), toy
-                        # (optimizers on a toy), compare (train every arm with every seed, see config/lab_*.py), scaling (fit a
+                        # (optimizers on a toy), formats (what numbers hold), compare (train every arm with every seed, see config/lab_*.py), scaling (fit a
                         # law to that), curves (of runs)
 arms = ''               # what to compare: 'name: arguments of train.py', in lines or with ; between them
 seeds = 3               # runs of each arm, from --seed on
@@ -322,7 +323,7 @@ def prepare_contest(folder, path, size):
 
 def main():
     known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder, toy=bench_toy,
-                 compare=bench_compare, scaling=bench_compare, curves=bench_curves)
+                 formats=bench_formats, compare=bench_compare, scaling=bench_compare, curves=bench_curves)
     if what not in known:
         raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
     check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'))
@@ -437,6 +438,29 @@ def bench_check():
                 f'{wrong} differs, relative error {errors[wrong]:.1e} > {tolerance:g}'))
     if failed:
         raise UserError(f'{failed} of these are wrong on this device: train with --device=cpu, and report the lines above')
+
+def bench_formats():
+    """What the formats of numbers hold, found by casting, and what they make of the first gradients of the model."""
+    train.check_knobs(), set_up(place := choose_device(train.device)[0])
+    model, T, found, casts = build(place, 'float32'), train.block_size, {}, []
+    micro, powers = train.micro_batch_size or min(train.batch_size, 16384 // T or 1), 2.0 ** torch.arange(-200, 200).double()
+    model(*RandomTokens(model.config.vocab_size).batch(range(micro), T, place))[1].backward()
+    g = torch.cat([p.grad[p.grad != 0].cpu() for p in model.parameters()])      # many are 0: blocks begin as the identity
+    print('format  |      | bytes | exponent + fraction | largest    | normal from | above 0 from | after 1 comes  | 12,288 x 49,152')
+    for name, kind in dict(fp32='float32', fp16='float16', bf16='bfloat16', E4M3='float8_e4m3fn', E5M2='float8_e5m2').items():
+        cast, size = lambda x: x.to(getattr(torch, kind)).to(x.dtype), getattr(torch, kind).itemsize
+        eps = float(powers[cast(1 + powers) > 1][0])
+        least, normal = (float(powers[cast(powers * x) == powers * x][0]) for x in (1, 1 + eps))
+        top = max(float(x[cast(x) == x][-1]) for x in (powers * (2 - eps), powers * (2 - 2 * eps)))     # some lack the first
+        lost = [100 * float(where.float().mean()) for x in (cast(g), cast(65536 * g)) for where in (x == 0, ~(x.abs() < top))]
+        bits = dict(exponent=8 * size - 1 + round(np.log2(eps)), fraction=-round(np.log2(eps)))
+        found[name] = dict(bits, largest=top, normal=normal, least=least, eps=eps, lost=lost)
+        print('format  | {} | {:5} | {exponent:8} + {fraction:<8} | {:<10.5g} | {:<11.5g} | {:<12.5g} | 1 + {:<10.5g} | {:.2f} GB'.format(
+            name, size, top, normal, least, eps, size * 12288 * 49152 / 1e9, **bits))
+        casts += [f'cast    | {name}' + (' | {:<10.5g}' * 4 + ' |{:9.2f}%' * 4).format(*cast(torch.tensor([1e-8, 7e4, 1.001, 0.1])), *lost)]
+    print('cast    |      | 1e-8       | 70,000     | 1 + 1e-3   | 0.1        | g to 0    | too large | 65,536 g to 0, too large', *casts,
+          f'cast    | g: {len(g):,} gradients of {micro} x {T} random tokens; too large: inf, nan, or cut to the largest', sep='\n')
+    return found
 
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine, one after the other."""

@@ -2654,6 +2654,32 @@ def test_bench_measures_sampling_and_the_ladder(capsys):
         with pytest.raises(UserError):
             script('bench', *small, *wrong).main()
 
+def test_bench_finds_by_casting_what_each_format_holds_and_what_it_loses(capsys):
+    small = '--n_embd=32', '--n_layer=1', '--block_size=32', '--batch_size=16', '--vocab_size=1000', '--device=cpu'
+    bench = script('bench', '--what=formats', *small)
+    found = bench.main()
+    known = dict(fp32=(torch.float32, 8, 23, 2.0 ** 128 - 2.0 ** 104), fp16=(torch.float16, 5, 10, 65504), bf16=(torch.bfloat16, 8, 7, 255 * 2.0 ** 120),
+                 E4M3=(torch.float8_e4m3fn, 4, 3, 448), E5M2=(torch.float8_e5m2, 5, 2, 57344))
+    for name, (dtype, exponent, fraction, largest) in known.items():
+        f, info = found[name], torch.finfo(dtype)
+        assert (f['exponent'], f['fraction'], f['largest']) == (exponent, fraction, largest) and f['largest'] == info.max, name
+        assert (f['normal'], f['eps'], f['least']) == (info.smallest_normal, info.eps, info.smallest_normal * info.eps), name
+        assert info.bits == 1 + exponent + fraction
+    out = ' '.join(capsys.readouterr().out.split())
+    assert [out.count(size) for size in ('2.42 GB', '1.21 GB', '0.60 GB')] == [1, 2, 2]         # 12,288 x 49,152 times 4, 2 and 1 bytes
+    for row in 'fp32 | 1e-08 | 70000 | 1.001 | 0.1', 'fp16 | 0 | inf | 1.001 | 0.099976', 'bf16 | 1.0012e-08 | 70144 | 1 | 0.1001', \
+               'E5M2 | 0 | inf | 1 | 0.09375':
+        assert f'cast | {row} |' in out
+    # numpy casts to float16 too
+    model = bench.build('cpu', 'float32')
+    model(*bench.RandomTokens(1000).batch(range(16), 32, 'cpu'))[1].backward()
+    g = np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
+    half = g[g != 0].astype(np.float16)
+    assert found['fp16']['lost'] == pytest.approx([100 * float((half == 0).mean()), 0, 0, 0], abs=1e-3) and found['fp16']['lost'][0] > 0
+    assert found['fp32']['lost'] == [0, 0, 0, 0] and found['E4M3']['lost'][0] > found['E5M2']['lost'][0] > found['fp16']['lost'][0]
+    assert 0 < found['E4M3']['lost'][2] < found['E4M3']['lost'][0] and found['E4M3']['lost'][3] == pytest.approx(
+        100 * float((abs(g[g != 0]) * 65536 >= 432).mean()), abs=1e-3)          # 432 is between 416 and 448
+
 def test_bench_says_where_the_time_goes(capsys):
     bench = script('bench', '--steps=2', '--warmup_steps=1', '--n_embd=32', '--n_layer=1', '--device=cpu', '--profile')
     bench.RUNS = []
