@@ -8,6 +8,7 @@ How fast things are on this machine, and how close to the limit.
     python bench.py --what=ladder                  # from the plain form to the fast one, a row for each step
     python bench.py --what=check                   # does this device compute what it should?
     python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold, and what becomes of gradients
+    python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
     python bench.py --what=tokenizer --dataset=my_text.txt       # beside the packages that are installed: rustbpe,
                                                                  # tokenizers, tiktoken, riptoken
 
@@ -16,6 +17,7 @@ long two well-known runs would take. MFU is achieved over peak dense bf16 FLOP/s
 and 12 n_layer n_embd T for attention per token (no discount for the causal mask). Where the peak is not known it is the
 rate of the largest matmul measured here.
 """
+import bisect
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -32,12 +34,11 @@ from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from statistics import median, stdev
-from unittest.mock import patch
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 import prepare
 import sample
@@ -45,15 +46,14 @@ import tokenizer as bpe
 import train
 from configurator import (Diverged, UserError, all_reduce, as_file, check_ranges, configure, connect, default_workers, duration, launch,
                           leave, parallel_map, read_arguments, read_log, run_file, setup_ranks, short, unlock)
-from model import GPT, GPT2, Attention, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
+from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
 
 # -----------------------------------------------------------------------------
-what = 'train'          # train, sample, tokenizer, check (is this device right?), ladder (what each step of the way buys), toy
-                        # (optimizers on a toy), formats (what numbers hold), compare (train every arm with every seed, see config/lab_*.py), scaling (fit a
-                        # law to that), curves (of runs)
-arms = ''               # what to compare: 'name: arguments of train.py', in lines or with ; between them
-seeds = 3               # runs of each arm, from --seed on
-broken = ''             # a fault put into the code from outside, see config/lab_museum.py
+what = 'train'          # a training step, or: sample, tokenizer, check (is this device right?), ladder (what each step of the way
+                        # buys), resources (what a model costs), formats (what numbers hold), toy (optimizers on a toy),
+                        # compare (arms with seeds, see config/lab_*.py), scaling (a law fitted to these), curves (of runs)
+arms = ''               # of compare: 'name: arguments of train.py', in lines or with ; between them
+seeds = 3               # of compare: runs of each arm, from --seed on
 runs = ''               # of curves: folders, with commas between them
 rounds = 3              # of samples and tokenizers, in turns; the median counts
 samples = 1             # texts at once
@@ -62,6 +62,12 @@ steps = 20              # measured optimizer steps
 warmup_steps = 5        # steps before them
 profile = False         # also say where the time of a step goes
 json = False            # end with a line for machines
+memory_gb = 80.0        # resources: memory of a card, in GB of 10^9 bytes
+num_gpus = 1            # resources: cards
+peak_tflops = 989.5     # resources: of a card, dense (989.5: an H100 in bfloat16; the 1,979 of its data sheet are for sparse matrices)
+mfu = 0.4               # resources: the share of that which training reaches
+tokens = 0.0            # resources: to train on, such as 15e12; 0: those of the run
+flop_budget = 0.0       # resources: to spend on a model of the best size; 0: the FLOPs of the run
 # -----------------------------------------------------------------------------
 defaults = dict(train.config)
 config = configure(globals(), vars(train))
@@ -322,11 +328,13 @@ def prepare_contest(folder, path, size):
     contest('text to shards', size, {'ours': ours, **({'tokenizers': tokenizers} if peers('tokenizers') else {})})
 
 def main():
-    known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder, toy=bench_toy,
-                 formats=bench_formats, compare=bench_compare, scaling=bench_compare, curves=bench_curves)
+    known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder,
+                 resources=bench_resources, formats=bench_formats, toy=bench_toy, compare=bench_compare, scaling=bench_compare,
+                 curves=bench_curves)
     if what not in known:
         raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
-    check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'))
+    check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'), (1, 10 ** 7, 'num_gpus'),
+                 (1e-3, 1e9, 'memory_gb peak_tflops'), (1e-3, 1, 'mfu'), (0, 1e40, 'tokens flop_budget'))
     result = known[what]()
     if json and os.environ.get('RANK', '0') == '0':
         print(dumps(dict(what=what, **(result or {}))))
@@ -551,76 +559,53 @@ def print_runs(place, type_, compiled, world_size, say):
 # -----------------------------------------------------------------------------
 # experiments: arms and seeds, one table, one picture
 
-def faults():
-    """{name: a patch of the real code}: what everyone has done once."""
-    step, init, reset, batch = train.FlatOptimizer.step, GPT.init_weights, train.FlatOptimizer.reset, prepare.Shards.batch
-    def no_zero_grad(self, lr, max_norm=0.0):
-        g = self.g.clone()
-        norm = step(self, lr, max_norm)
-        self.g.copy_(g)
-        return norm
-    def constant_embedding(self):
-        init(self)
-        self.wte.weight.data.fill_(0.02)
-    def no_scale(self):
-        self.scaled = False
-        reset(self)
-    return dict(no_zero_grad=patch.object(train.FlatOptimizer, 'step', no_zero_grad),
-                constant_embedding=patch.object(GPT, 'init_weights', constant_embedding),
-                no_mask=patch.object(Attention, 'attend', lambda self, q, k, v, mask=None: F.scaled_dot_product_attention(q, k, v)),
-                no_shift=patch.object(prepare.Shards, 'batch', lambda *args: batch(*args)[:1] * 2),
-                no_scale=patch.object(train.FlatOptimizer, 'reset', no_scale))
-
-def run_arm(knobs):
-    """Trains with these knobs, in this process, unless that has been done. -> the entries of its log"""
-    folder, known = Path(knobs['out_dir']), {'': contextlib.nullcontext(), **faults()}
-    if knobs['broken'] not in known:
-        raise UserError(f'broken = {knobs["broken"]!r}: give one of {", ".join(filter(None, known))}')
-    fault, knobs = known[knobs['broken']], dict({k: knobs[k] for k in train.config}, init_from='scratch')
-    if (folder / 'config.py').exists() and (folder / 'config.py').read_text(encoding='utf-8') != as_file(knobs):
-        raise UserError(f'{folder} holds a run with other knobs: remove it, or give another --out_dir')
-    for space in train.config, vars(train):
-        space.update(knobs, init_from='auto')
-    torch.compiler.reset()          # it keeps only so many models
-    folder.mkdir(parents=True, exist_ok=True)
-    end = []
-    with fault, open(folder / 'output.txt', 'a', encoding='utf-8') as f, contextlib.redirect_stdout(f):
-        try:
-            train.main()
-        except Diverged as e:
-            print(f'diverged: {e}')
-            end = [dict(step=knobs['max_iters'], val_loss=math.inf, val_bpb=math.inf)]
-    unlock(folder / '.lock')
-    return read_log(folder / 'log.jsonl') + end
-
-def read_arms(seed, out):
-    """{name of an arm: its knobs}"""
-    found = {}
-    for name, _, text in (line.partition(':') for line in re.split('[\n;]', arms) if line.strip()):
-        args = [str(HERE / a) if a.endswith('.py') and not os.path.exists(a) else a for a in text.split()]
-        found[name.strip()] = dict(read_arguments(args, dict(config, seed=seed))[0],
-                                   out_dir=(out / f'{re.sub("[^A-Za-z0-9.]+", "_", name.strip())}-{seed}').as_posix())
+def read_arms():
+    """{name of an arm: its arguments}"""
+    lines = (line.partition(':') for line in re.split('[\n;]', arms) if line.strip())
+    found = {name.strip(): [str(HERE / a) if a.endswith('.py') and not os.path.exists(a) else a for a in text.split()] for name, _, text in lines}
     if not found:
         raise UserError('there are no arms to compare: give config/lab_ablations.py, or --arms="small: --n_embd=64; large: --n_embd=128"')
     return found
+
+def run_arm(args, folder, seed):
+    """Trains with these arguments, in this process, unless that has been done. -> the knobs, the entries of the log"""
+    try:
+        knobs = read_arguments(args, dict(config, seed=seed))[0]        # a file may patch the code, see config/broken_*.py
+        ours = dict({k: knobs[k] for k in train.config}, out_dir=folder.as_posix(), init_from='scratch')
+        if (folder / 'config.py').exists() and (folder / 'config.py').read_text(encoding='utf-8') != as_file(ours):
+            raise UserError(f'{folder} holds a run with other knobs: remove it, or give another --out_dir')
+        for space in train.config, vars(train):
+            space.update(ours, init_from='auto')
+        torch.compiler.reset()          # it keeps only so many models
+        folder.mkdir(parents=True, exist_ok=True)
+        end = []
+        with open(folder / 'output.txt', 'a', encoding='utf-8') as f, contextlib.redirect_stdout(f):
+            try:
+                train.main()
+            except Diverged as e:
+                print(f'diverged: {e}')
+                end = [dict(step=train.max_iters, val_loss=math.inf, val_bpb=math.inf)]
+    finally:
+        mock.patch.stopall()
+        unlock(folder / '.lock')
+    return knobs, read_log(folder / 'log.jsonl') + end
 
 def bench_compare():
     """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's. Goes on where it was stopped."""
     place, out, models = choose_device(train.device)[0], Path(config['out_dir'] or 'out/compare'), {}
     peak = peak_flops(place) or matmul_flops(place, getattr(torch, choose_dtype(train.dtype, place)[0]))
-    runs = [(name, knobs) for seed in range(config['seed'], config['seed'] + seeds) for name, knobs in read_arms(seed, out).items()]
-    logs = {name: [] for name, _ in runs}
-    for i, (name, knobs) in enumerate(runs):
+    logs = {name: [] for name in (named := read_arms())}
+    for seed, (name, args) in itertools.product(range(config['seed'], config['seed'] + seeds), named.items()):
         t = time.perf_counter()
-        log = run_arm(knobs)
+        knobs, log = run_arm(args, out / f'{re.sub("[^A-Za-z0-9.]+", "_", name)}-{seed}', seed)
         with torch.device('meta'):
             models[name] = GPT(model_config(knobs))
         for e in log:
             if 'tokens_per_second' in e:
                 e['mfu'] = e['tokens_per_second'] * models[name].flops_per_token() / peak
         logs[name].append(log)
-        print(f'{i + 1:3} of {len(runs)} | {name}, seed {knobs["seed"]} | validation loss {ends(log)["val_loss"]:.4f} | '
-              f'{duration(time.perf_counter() - t)}', flush=True)
+        print(f'{sum(map(len, logs.values())):3} of {len(named) * seeds} | {name}, seed {seed} | validation loss '
+              f'{ends(log)["val_loss"]:.4f} | {duration(time.perf_counter() - t)}', flush=True)
     print_table(logs)
     mean = lambda rows: {k: sum(e[k] for e in rows) / len(rows) for k in rows[0] if all(type(e.get(k)) in (int, float) for e in rows)}
     train.draw_curves({name: [mean(rows) for rows in zip(*found)] for name, found in logs.items()}, out / 'curves.png')
@@ -747,6 +732,168 @@ def bench_train():
     minutes = print_runs(place, type_, compiled, world_size, say)
     leave(place, world_size)
     return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak, minutes=minutes)
+
+# -----------------------------------------------------------------------------
+# what a model costs, by arithmetic: nothing is built. c is a GPTConfig
+
+GPT2_SIZES = {'small': (12, 12, 768), 'medium': (24, 16, 1024), 'large': (36, 20, 1280), 'XL': (48, 25, 1600)}     # n_layer n_head n_embd
+ADAMW_FLOPS, CLIP_FLOPS = 14, 3     # of a step, per parameter: each + - * / and sqrt of train.adamw; the square, sum and scaling of a gradient
+
+def padding(c):
+    """Rows that the model adds to its vocabulary: padding(GPTConfig(vocab_size=50257)) -> 47"""
+    return -c.vocab_size % GPT.pad_to if c.vocab_size > 1024 else 0
+
+def matrices(c):
+    """The matrices of a block, (d_out, d_in), as Muon sees them."""
+    C, K = c.n_embd, c.n_embd // c.n_head * c.n_kv_head
+    return {'attention projections': [(C, C), (K, C), (K, C), (C, C)], 'mlp': [(c.d_ff, C)] * (1 + (c.mlp == 'swiglu')) + [(C, c.d_ff)]}
+
+def parameters(c):
+    """Parameters by part, without padding: their sum is GPT(c).num_params(). A tied head is the embedding, and has none."""
+    C, L, shapes = c.n_embd, c.n_layer, matrices(c)
+    norms = C * (2 * L + (c.norm_position == 'pre')) * (c.norm != 'none')
+    biases = L * sum(a for part in shapes.values() for a, _ in part) + norms * (c.norm == 'layer')
+    return {'embedding': c.vocab_size * C, 'positions': c.block_size * C * (c.position == 'learned'),
+            'norms': norms + 2 * L * C // c.n_head * c.qk_norm, 'biases': biases * c.bias,
+            **{name: L * sum(a * b for a, b in part) for name, part in shapes.items()}, 'head': c.vocab_size * C * (not c.tie_weights)}
+
+def forward_flops(c, T):
+    """
+    FLOPs of the matmuls of a forward pass on a sequence of T tokens, by part: 2mkn for (m, k) times (k, n), no discount for the
+    causal mask. FlopCounterMode counts the same with attention='naive'. Of flash attention it sees nothing on a CPU; on a GPU it
+    counts 2.5 times the forward pass for the backward one and not 2, since that computes the scores again.
+    """
+    size = parameters(c)
+    return {'attention projections': 2 * T * size['attention projections'], 'attention scores, values': 4 * c.n_layer * c.n_embd * T * T,
+            'mlp': 2 * T * size['mlp'], 'head': 2 * T * size['embedding'], 'padding': 2 * T * c.n_embd * padding(c)}
+
+def training_flops(c, T, recompute=False):
+    """Forward and backward: behind each matmul are two of its size, for its two inputs. recompute: the blocks run twice."""
+    flops = forward_flops(c, T)
+    return 3 * sum(flops.values()) + recompute * (sum(flops.values()) - flops['head'] - flops['padding'])
+
+def newton_schulz_flops(a, b):
+    """Of train.orthogonalize for a matrix (a, b): five times x x^T, its square, and a sum of both times x."""
+    a, b = sorted((a, b))
+    return 5 * (4 * a * a * b + 2 * a ** 3)
+
+def training_days(flops, num_gpus, peak, mfu):
+    return flops / (num_gpus * peak * mfu) / 86400
+
+def chinchilla(flops):
+    """-> (parameters N, tokens D) that make the most of a budget of 6 N D FLOPs: D = 20 N (arXiv:2203.15556)."""
+    return (flops / 120) ** 0.5, 20 * (flops / 120) ** 0.5
+
+def activations(c, B, T, type_, place='cuda', recompute=False):
+    """
+    Bytes that model.py, not compiled, keeps of B sequences of T tokens for the backward pass, by part. A matmul keeps its input
+    and, unless it is float32, the copy of its weight; a norm its input and the normalized one, in float32; attention q, k and v,
+    and the scores or, flash, its output. On a CPU flash attention computes bfloat16 in float32, and is written out with dropout.
+    recompute: the inputs of all blocks, and all of one.
+    """
+    N, C, nh, w, cpu, drop = B * T, c.n_embd, c.n_head, getattr(torch, type_).itemsize, place == 'cpu', c.dropout > 0
+    K, grouped, moved, L = C // nh * c.n_kv_head, c.n_kv_head < nh, c.position == 'rope' or c.qk_norm, 1 if recompute else c.n_layer
+    flash = c.attention == 'flash' and not (cpu and drop)
+    a = 4 if cpu and c.attention == 'flash' and (type_ == 'bfloat16' or drop) else w        # bytes of a number in attention
+    # what the matmul wrote is kept where q or v is a view of it; naive attention copies them, unless there is one sequence
+    q_view = a == w and not moved and (flash or B == 1 and c.attention == 'naive')
+    v_view = a == w and not grouped and (flash or B == 1)
+    qkv = w * (C + 2 * K) * (q_view or v_view or c.qk_norm and w == 4) + a * C * (3 - q_view - (q_view and not grouped) - v_view)
+    y = (a * C + 4 * nh) * flash + w * C * (not flash or a != w or c.position == 'rope')    # rope changes the order in memory
+    norms = (2 * L + (c.norm_position == 'pre')) * (8 * C + 4) * (c.norm != 'none')
+    qk_norms = ((4 if w == 4 else 8) * (C + K) + 4 * (nh + c.n_kv_head)) * c.qk_norm
+    weights = L * sum(i * j for part in matrices(c).values() for i, j in part) + C * (c.vocab_size + padding(c))
+    return {'norms': N * (norms + L * qk_norms), 'attention': N * L * (w * C + qkv + y),
+            'scores': 0 if flash else L * T * (N * nh * (4 + a * (a < 4 or drop) + (a if cpu else 1) * drop) + T * (c.attention == 'naive')),
+            'mlp': N * L * w * (C + c.d_ff * (4 if c.mlp == 'swiglu' else 2)),
+            'dropout': N * C * (2 * L * (w if cpu else 1) + (4 if cpu else 1)) * drop,
+            'inputs of the blocks': N * c.n_layer * C * w * recompute, f'weights in {type_}': w * weights * (w < 4),
+            'head and loss': N * (w * C + 4 * c.vocab_size), 'tokens, positions': 16 * N + 8 * B + 8 * T * (c.position == 'learned')
+            + 4 * T * C // nh * (1 if w == 4 else L) * (c.position == 'rope')}
+
+def memory(c, B, T, type_, place='cuda', recompute=False, muon=False):
+    """
+    Bytes at the peak of a step, by part: weights, gradients and moments in float32, activations, and what the backward pass has
+    beside them where it has most: two gradients of the logits, that of the head, or two of the scores. Not yet measured on a
+    GPU; compiled code keeps less there, since it fuses, and computes again what is cheap.
+    """
+    N, head, hidden = B * T, (c.vocab_size + padding(c)) * c.n_embd, sum(parameters(c)[part] for part in matrices(c))
+    n = sum(parameters(c).values()) + padding(c) * c.n_embd * (1 if c.tie_weights else 2)
+    scores = (8 * N * c.n_head * T - 4 * N * c.vocab_size) * (c.attention == 'naive')       # the loss is over by then
+    return {'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n - 4 * hidden * muon, **activations(c, B, T, type_, place, recompute),
+            'temporary gradients': max(8 * N * c.vocab_size, (4 if type_ == 'float32' else 6) * head, scores)}
+
+def largest_batch(c, T, type_, limit, **how):
+    """The most sequences whose step fits into `limit` bytes."""
+    return bisect.bisect_right(range(1, 10 ** 7), limit, key=lambda B: sum(memory(c, B, T, type_, **how).values()))
+
+def measure_memory(model, B, T, place):
+    """Bytes of a step: on a GPU the peak, elsewhere what can be counted, which is all but temporary tensors."""
+    optimizer, batch = train.FlatOptimizer(model, rule=config['optimizer']), RandomTokens(model.config.vocab_size).batch(range(B), T, place)
+    if place.startswith('cuda'):
+        torch.cuda.reset_peak_memory_stats()
+        make_step(model, optimizer, batch, 1)()
+        return {'peak': torch.cuda.max_memory_allocated()}
+    saved, note = {}, lambda x: saved.update({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()}) or x
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        loss = model(*batch)[1]         # holds all of them
+    saved.pop(optimizer.p.data_ptr(), loss)
+    return {'weights': optimizer.p.nbytes, 'gradients': optimizer.g.nbytes, 'moments': optimizer.m.nbytes + optimizer.v.nbytes,
+            'activations': sum(saved.values())}
+
+def bench_resources():
+    """What the model of the knobs costs, by part, beside what can be measured here, and what follows from it."""
+    train.check_knobs(), train.check_batch(1)
+    place, type_, _, _ = machine()
+    c, B, cuda = model_config(config), train.micro_batch_size or train.batch_size, place.startswith('cuda')
+    T, size, flops, how = c.block_size, parameters(c), forward_flops(c, c.block_size), dict(type_=type_, muon=config['optimizer'] == 'muon')
+    n, forward, training, total = sum(size.values()), sum(flops.values()), training_flops(c, T), lambda x: sum(x.values())
+    say = lambda name, *cells: print(' | '.join((f'{name:24}', *cells)).rstrip(' |'))
+    share = lambda x, whole, width: f'{x:{width},} {100 * x / whole:5.1f}%' if x else ' ' * (width + 7)
+    say('\npart' + ' ' * 20, '    parameters  share', 'FLOPs forward, a sequence  share', '       a token')
+    for part in (*list(size)[:4], *flops, 'together'):
+        p, f = (n, forward) if part == 'together' else (size.get(part, 0), flops.get(part, 0))
+        if p or f:
+            say(part, share(p, n, 14), share(f, forward, 25), f'{f // T:14,}' if f else '')
+    say('training', f'{training:,} FLOPs a sequence, 3 times forward; {training_flops(c, T, True):,} with blocks computed twice')
+    say('a step of AdamW', f'{(ADAMW_FLOPS + CLIP_FLOPS) * n:,} FLOPs: {ADAMW_FLOPS} a parameter (each + - * / sqrt), and {CLIP_FLOPS} to clip')
+    say('a step of Muon', f'{c.n_layer * sum(newton_schulz_flops(*s) for part in matrices(c).values() for s in part):,} FLOPs in matmuls: '
+        '5 (4 a^2 b + 2 a^3) for each matrix of a block, a <= b\n')
+
+    ways = {way: (replace(c, attention=way.split(',')[0]), way.endswith('twice')) for way in ('naive', 'flash', 'flash, blocks twice')}
+    columns = [memory(x, B, T, recompute=twice, **how) for x, twice in ways.values()]
+    unit, u = (1e9, 'GB') if total(columns[0]) >= 1e9 else (1e6, 'MB')
+    say(f'memory of a GPU in {u}', *(f'{way:>19}' for way in ways), f'{B} x {T:,} tokens, {type_}')
+    cache = 2 * c.n_layer * B * T * c.n_embd // c.n_head * c.n_kv_head * getattr(torch, type_).itemsize
+    for part in (*columns[0], 'together', 'KV cache'):
+        row = [{**x, 'together': total(x), 'KV cache': cache}[part] for x in columns]
+        if any(row):
+            say(part, *(f'{x / unit:19,.2f}' for x in row))
+    room, fields = torch.cuda.mem_get_info()[0] / 2 if cuda else 4e9, ('weights', 'gradients', 'moments')
+    b = next((b for b in (B, 1) if total(memory(c, b, T, type_, place)) < room and (cuda or b * forward < 2e12)), 0)
+    found, guess = measure_memory(build(place, type_), b, T, place) if b else {}, memory(c, b, T, place=place, **how)
+    guess = dict(peak=total(guess)) if cuda else {**{k: guess[k] for k in fields}, 'activations': total(activations(c, b, T, type_, place))}
+    for name, sizes in dict(predicted=guess, measured=found).items():
+        say(f'{name} on {place}', f'{b} x {T:,} tokens: ' + ' + '.join(f'{part} {x / unit:,.2f}' for part, x in sizes.items()) +
+            f' = {total(sizes) / unit:,.2f} {u}' if b else 'one sequence would take too much memory or time')
+
+    D = tokens or train.max_iters * train.batch_size * T
+    all_flops = training / T * D
+    most = {way: largest_batch(x, T, limit=1e9 * memory_gb, recompute=twice, **how) for way, (x, twice) in ways.items()}
+    N, best = chinchilla(flop_budget or all_flops)
+    say('\nlargest batch' + ' ' * 11, f'{memory_gb:g} GB hold ' + '; '.join(f'{x:,} ({way})' for way, x in most.items()))
+    say('largest model', f'{num_gpus:,} x {memory_gb:g} GB hold {num_gpus * memory_gb / 16:.4g}B parameters with AdamW: 16 bytes each, no activations')
+    say('time', f'{duration(86400 * training_days(all_flops, num_gpus, 1e12 * peak_tflops, mfu))} for {D:,.4g} tokens, {all_flops:.3g} FLOPs, '
+        f'with {num_gpus:,} x {peak_tflops:g} TFLOP/s at {100 * mfu:g}%')
+    say('Chinchilla', f'{flop_budget or all_flops:.3g} FLOPs do most for {N:.3g} parameters on {best:.3g} tokens: 20 a parameter\n')
+    say(f'GPT-2 in {type_}', ' parameters', '      FLOPs forward', 'projections', 'scores', '  mlp', ' head', 'GB naive', 'GB flash, 1 sequence')
+    for name, T in [*((name, 1024) for name in GPT2_SIZES), ('XL', 16384)]:
+        c = GPTConfig(block_size=T, **dict(zip(('n_layer', 'n_head', 'n_embd'), GPT2_SIZES[name])), **GPT2)
+        *parts, _ = forward_flops(c, T).values()        # as it is, without padding
+        say(f'{name}, {T:,} tokens', f'{total(parameters(c)) / 1e6:9,.1f} M', f'{sum(parts):19,}', *(
+            f'{100 * x / sum(parts):{width}.1f}%' for x, width in zip(parts, (10, 5, 4, 4))), *(
+            f'{total(memory(replace(c, attention=a), 1, T, type_)) / 1e9:8,.1f}' for a in ('naive', 'flash')))
+    return dict(parameters=size, forward=flops, training=training, predicted=guess, measured=found)
 
 if __name__ == '__main__':
     launch(main)

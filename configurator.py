@@ -216,7 +216,8 @@ def lock(path, meaning):
     LOCKS[path] = f
 
 def unlock(path):
-    LOCKS.pop(os.path.abspath(path)).close()
+    if f := LOCKS.pop(os.path.abspath(path), None):
+        f.close()
 
 def download(url, path, sha256=None, timeout=30):
     """

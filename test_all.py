@@ -31,6 +31,7 @@ import time
 import unicodedata
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -142,6 +143,7 @@ def empty_folder(tmp_path, monkeypatch):
     handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
     signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell ignores it for what runs in the background
     yield
+    mock.patch.stopall()        # by files such as config/broken_no_mask.py
     while STARTED:      # processes of a test that failed
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid := STARTED.pop(), signal.SIGKILL)
@@ -306,15 +308,14 @@ def test_every_config_file_is_read_by_train(path):
 def test_every_arm_of_an_experiment_is_a_run_that_train_can_make(path):
     bench = script('bench', HERE / 'config' / 'lab.py', path)
     assert bench.what in ('compare', 'scaling') and bench.config['out_dir'] == f'out/{path.stem}'
-    arms = bench.read_arms(1, Path(bench.config['out_dir']))
-    assert len({a['out_dir'] for a in arms.values()}) == len(arms) >= 2
-    told = [{k: v for k, v in a.items() if k != 'out_dir'} for a in arms.values()]
-    assert all(a != b for a, b in itertools.combinations(told, 2))
-    for knobs in told:
+    found = []
+    for args in bench.read_arms().values():
+        knobs = configurator.read_arguments(args, bench.config)[0]
         train = script('train', *(f'--{k}={v}' for k, v in knobs.items() if k in bench.train.config and k != 'dataset'))
         train.check_knobs(), train.check_batch(1)
         bench.model_config(knobs)
-        assert knobs['broken'] in ('', *bench.faults())
+        found.append((knobs, [a for a in args if 'broken' in a]))
+    assert len(found) >= 2 and all(a != b for a, b in itertools.combinations(found, 2))
     with pytest.raises(UserError, match='bench.py'):
         script('train', path)
 
@@ -2692,6 +2693,161 @@ def test_the_peak_of_a_known_card_is_its_published_one(monkeypatch):
                        ('NVIDIA H100 PCIe', 756e12)):
         monkeypatch.setattr(torch.cuda, 'get_device_name', lambda place: name)
         assert model_module.peak_flops('cuda:0') == peak
+
+# -- what a model costs
+
+XL = dict(vocab_size=50257, n_layer=48, n_head=25, n_embd=1600, d_ff=6400)
+
+@pytest.mark.parametrize('name', SETTINGS)
+def test_parameters_and_flops_by_part_are_what_the_model_has_and_torch_counts(name):
+    from torch.utils.flop_counter import FlopCounterMode
+    def counted(function):
+        with FlopCounterMode(display=False) as mode:
+            function()
+        return mode.get_total_flops()
+    bench, c = script('bench'), tiny(**SETTINGS[name])
+    assert sum(bench.parameters(c).values()) == GPT(c).num_params()
+    naive, idx, parts = GPT(tiny(**{**SETTINGS[name], 'attention': 'naive'})), torch.randint(50, (3, 16)), bench.forward_flops(c, 16)
+    assert (parts['padding'] > 0) == (name == 'padded')
+    assert counted(lambda: naive(idx, idx)) == 3 * sum(parts.values())
+    assert counted(lambda: naive(idx, idx)[1].backward()) == 3 * bench.training_flops(c, 16)
+    if name != 'naive':         # of flash attention torch sees nothing on a CPU
+        assert counted(lambda: GPT(c)(idx, idx)) == 3 * (sum(parts.values()) - parts['attention scores, values'])
+
+def test_torch_counts_two_and_a_half_times_the_forward_pass_for_the_backward_pass_of_flash_attention_on_a_gpu():
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+    c, shape = tiny(n_layer=1), (1, 4, 16, 8)
+    assert sdpa_flop_count(shape, shape, shape) == script('bench').forward_flops(c, 16)['attention scores, values']
+    assert sdpa_backward_flop_count(shape, shape, shape, shape) == 2.5 * sdpa_flop_count(shape, shape, shape)
+
+def test_a_linear_net_of_two_layers_costs_2_4_and_6_flops_per_parameter_and_example():
+    from torch.utils.flop_counter import FlopCounterMode
+    layers = torch.nn.Sequential(model_module.Linear(12, 20), model_module.Linear(20, 7))
+    x, per = torch.randn(5, 12, requires_grad=True), 5 * (12 * 20 + 20 * 7)
+    with FlopCounterMode(display=False) as forward:
+        y = layers(x).sum()
+    with FlopCounterMode(display=False) as backward:
+        y.backward()
+    with FlopCounterMode(display=False) as both:
+        layers(x).sum().backward()
+    assert [mode.get_total_flops() / per for mode in (forward, backward, both)] == [2, 4, 6]
+
+@pytest.mark.parametrize('type_', ['float32', 'bfloat16', 'float16'])
+@pytest.mark.parametrize('name', SETTINGS)
+def test_the_memory_of_a_step_is_as_predicted(name, type_):
+    bench = script('bench')
+    for B, change in (1, {}), (3, {}), (3, dict(attention='naive')), (3, dict(dropout=0.1)), (1, dict(dropout=0.1, position='none')), (2, dict(position='none', n_kv_head=2, d_ff=40)):
+        c = tiny(**{**SETTINGS[name], 'n_layer': 3, **change})
+        model = GPT(c)
+        model.compute_dtype = getattr(torch, type_)
+        found, guess = bench.measure_memory(model, B, 16, 'cpu'), bench.memory(c, B, 16, type_, 'cpu', muon=True)
+        assert sum(bench.activations(c, B, 16, type_, 'cpu').values()) == pytest.approx(found['activations'], rel=0.003), (B, change)
+        for part, tensors in dict(weights=1, gradients=1, moments=2).items():       # each begins where vectors may
+            assert 0 <= found[part] - guess[part] <= 4 * tensors * (4096 + 64 * len(list(model.parameters()))), part
+
+def test_a_block_that_is_computed_again_keeps_its_input():
+    bench, c = script('bench'), tiny(n_layer=5)
+    one, again = (bench.activations(x, 2, 16, 'float32', recompute=r) for x, r in ((tiny(n_layer=1), False), (c, True)))
+    assert sum(again.values()) == sum(one.values()) + 5 * 2 * 16 * 32 * 4 < sum(bench.activations(c, 2, 16, 'float32').values())
+    flops = bench.forward_flops(c, 16)
+    assert bench.training_flops(c, 16, recompute=True) == 4 * sum(flops.values()) - flops['head']
+
+def test_what_bfloat16_and_flash_attention_keep_on_a_gpu():
+    bench, c = script('bench'), tiny()
+    naive, flash = (bench.activations(tiny(attention=a), 3, 16, 'bfloat16') for a in ('naive', 'flash'))
+    assert naive['scores'] == 2 * (3 * 4 * 16 * 16 * (4 + 2) + 16 * 16) and flash['scores'] == 0
+    # the input of the projection, q, k, the matmul's output that v is a view of, flash's output with 4 sums, and it once more in order
+    assert flash['attention'] == 2 * 3 * 16 * (2 * 32 * (1 + 1 + 1 + 3 + 1 + 1) + 4 * 4)
+    assert naive['head and loss'] == 3 * 16 * (2 * 32 + 4 * 50)
+    # two gradients of the logits; of the scores, when the loss is over; that of the head in bfloat16, and once more in float32
+    for B, fields, most in (3, {}, 8 * 3 * 16 * 50), (3, dict(vocab_size=20, attention='naive'), 3 * 16 * (8 * 4 * 16 - 4 * 20)), \
+            (1, dict(vocab_size=1100), (2 + 4) * 1152 * 32):
+        assert bench.memory(tiny(**fields), B, 16, 'bfloat16')['temporary gradients'] == most
+
+def test_the_known_answers_about_gpt2_xl():
+    bench = script('bench')
+    c, long = GPTConfig(**XL, block_size=1024), GPTConfig(**XL, block_size=16384)
+    assert sum(bench.parameters(c).values()) == 2_127_057_600
+    (flops, attention), (more, most) = ((sum(f.values()) - f['padding'], f['attention scores, values'])
+                                        for f in (bench.forward_flops(c, 1024), bench.forward_flops(long, 16384)))
+    assert flops == 4_513_336_524_800 and f'{more:.2e} {more / flops:.0f}' == '1.50e+14 33'
+    assert f'{attention / flops:.0%} {most / more:.0%}' == '7% 55%'
+    assert bench.largest_batch(GPTConfig(**XL, attention='naive'), 1024, 'float32', 80e9) == 3
+    assert int(bench.training_days(3 * flops * 1024 * 400_000, 1, 19.5e12, 0.5)) == 6583
+    assert f'{bench.training_days(6 * 70e9 * 15e12, 1024, 989.5e12, 0.5):.1f}' == '143.9'
+    assert 4 * 12_288 * 49_152 / 2 ** 30 == 2.25
+    assert bench.chinchilla(6 * 70e9 * 1.4e12) == pytest.approx((70e9, 1.4e12))     # Chinchilla itself
+    sizes = [dict(zip(('n_layer', 'n_head', 'n_embd'), size), **GPT2) for size in bench.GPT2_SIZES.values()]
+    assert [sum(bench.parameters(GPTConfig(**x)).values()) for x in sizes] == [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    bench, c = script('bench'), GPTConfig(**GPT2)
+    size = lambda B: sum(bench.memory(c, B, 1024, 'bfloat16', recompute=True).values())
+    B = bench.largest_batch(c, 1024, 'bfloat16', 10e9, recompute=True)
+    assert size(B) <= 10e9 < size(B + 1) and bench.largest_batch(c, 1024, 'bfloat16', 1e9) == 0
+
+def test_the_flops_of_an_optimizer_step_are_those_of_its_operations():
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+    bench, n = script('bench'), 1000
+    each = {'mul': 1, 'sub': 1, 'add': 1, 'div': 1, 'sqrt': 1, 'lerp': 3, 'addcmul': 3, 'linalg_vector_norm': 2}
+
+    class Count(TorchDispatchMode):
+        flops = 0
+
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            out = op(*args, **(kwargs or {}))
+            if args[0].numel() == n if torch.is_tensor(args[0]) else False:
+                self.flops += n * each[op.overloadpacket.__name__.strip('_')]
+            return out
+    p, g, m, v = torch.rand(4, n)
+    with Count() as count:
+        bench.train.adamw(p, g, m, v, 0.1, 0.1, 0.9, 0.9, 0.99, 1e-8)
+    assert count.flops == bench.ADAMW_FLOPS * n
+    w = torch.nn.Parameter(p)
+    w.grad = g
+    with Count() as count:
+        bench.train.clip_grad_norm([w], 0.1)
+    assert count.flops == bench.CLIP_FLOPS * n
+    for a, b in (24, 40), (40, 24), (32, 32):
+        with FlopCounterMode(display=False) as mode:
+            bench.train.orthogonalize(torch.randn(1, a, b))
+        assert mode.get_total_flops() == bench.newton_schulz_flops(a, b)
+    # the matrices of a block are those that Muon has
+    for settings in {}, dict(n_kv_head=2), dict(mlp='gelu'):
+        hidden = bench.train.FlatOptimizer(GPT(tiny(**settings)), rule='muon').hidden
+        ours = Counter(tuple(s) for part in bench.matrices(tiny(**settings)).values() for s in part for _ in range(2))
+        assert ours == {tuple(shape): len(found) for shape, found in hidden.items()}
+
+def test_the_page_of_resources_needs_nothing_and_measures_what_it_predicts(capsys):
+    result = script('bench', '--what=resources', '--device=cpu', '--vocab_size=5000', '--batch_size=2', '--json').main()
+    out = capsys.readouterr().out
+    *page, last = out.splitlines()
+    assert len(page) <= 50 and max(map(len, page)) <= 150 and not list(Path().iterdir())
+    assert json.loads(last)['training'] == result['training'] > 0
+    assert sum(result['predicted'].values()) == pytest.approx(sum(result['measured'].values()), rel=0.01)
+    assert 'padding' in out and '\nXL, 16,384 tokens' in out and '1 x 80 GB hold 5B parameters' in out
+    shares = [float(x) for line in page for x in re.findall(r'([0-9.]+)%', line) if line.split('|')[0].strip() in result['forward']]
+    assert sum(shares) == pytest.approx(200 - 100 * (5000 * 256 + 1536) / sum(result['parameters'].values()), abs=0.5)
+
+def test_the_page_of_resources_builds_nothing_that_takes_much_memory(capsys, monkeypatch):
+    bench = script('bench', '--what=resources', '--device=cpu', '--n_layer=1', '--n_embd=8192', '--vocab_size=200000', '--block_size=8')
+    monkeypatch.setattr(bench, 'build', None)
+    assert bench.main()['measured'] == {} and 'measured on cpu          | one sequence would take too much' in capsys.readouterr().out
+
+def test_the_page_of_resources_is_instant_for_a_model_that_fits_nowhere(capsys):
+    args = '--n_layer=80', '--n_head=64', '--n_kv_head=8', '--n_embd=8192', '--d_ff=28672', '--block_size=4096', '--tie_weights=False', '--qk_norm=False'
+    args += '--tokenizer=bpe', '--vocab_size=128256', '--device=cpu', '--num_gpus=8', '--tokens=15e12', '--flop_budget=1.2e20', '--memory_gb=80', '--mfu=0.5'
+    result = script('bench', '--what=resources', *args).main()
+    out = capsys.readouterr().out
+    assert sum(result['parameters'].values()) == 70_553_706_496         # Llama 3 70B
+    assert '8 x 80 GB hold 40B parameters' in out and 'for 1.5e+13 tokens' in out and 'would take too much memory' in out
+    assert '0 (naive); 0 (flash); 0 (flash, blocks twice)' in out and 'for 1e+09 parameters on 2e+10 tokens' in out
+    days = sum(result['forward'].values()) * 3 / 4096 * 15e12 / (8 * 989.5e12 * 0.5) / 86400
+    assert f'time                     | {days:.1f} days' in out
+    for wrong in '--mfu=0', '--mfu=1.5', '--num_gpus=0', '--memory_gb=-1', '--tokens=-1', '--peak_tflops=0', '--flop_budget=nan', '--batch_size=0':
+        with pytest.raises(UserError):
+            script('bench', '--what=resources', wrong).main()
 
 # -----------------------------------------------------------------------------
 # end to end, in processes of their own

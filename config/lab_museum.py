@@ -1,0 +1,14 @@
+# What everyone has had once, beside a healthy run: how its curves look is how to tell.
+#   python bench.py config/lab.py config/lab_museum.py --dataset=my_text.txt
+what = 'compare'
+out_dir = 'out/lab_museum'
+seeds = 1
+arms = f'''
+healthy:
+no zero_grad: config/broken_no_zero_grad.py
+constant embedding: config/broken_constant_embedding.py
+no causal mask: config/broken_no_mask.py
+targets not shifted: config/broken_no_shift.py
+rate x 100: --learning_rate={100 * learning_rate:g}
+float16 without scaling: --dtype=float16 config/broken_no_scale.py
+'''
