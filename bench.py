@@ -592,9 +592,10 @@ def run_arm(args, folder, seed):
 
 def bench_compare():
     """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's. Goes on where it was stopped."""
-    place, out, models = choose_device(train.device)[0], Path(config['out_dir'] or 'out/compare'), {}
+    named, models, out = read_arms(), {}, Path(config['out_dir'] or 'out/compare')
+    place = choose_device(train.device)[0]
     peak = peak_flops(place) or matmul_flops(place, getattr(torch, choose_dtype(train.dtype, place)[0]))
-    logs = {name: [] for name in (named := read_arms())}
+    logs = {name: [] for name in named}
     for seed, (name, args) in itertools.product(range(config['seed'], config['seed'] + seeds), named.items()):
         t = time.perf_counter()
         knobs, log = run_arm(args, out / f'{re.sub("[^A-Za-z0-9.]+", "_", name)}-{seed}', seed)
