@@ -655,7 +655,7 @@ def fit_law(points, out):
             (e := ((law(w, N, D) - L) ** 2).mean()).backward()
             return e
         optimizer.step(error)
-        return float(error()) ** 0.5, w.detach()
+        return float(error().detach()) ** 0.5, w.detach()
     error, w = min((fit((e, 4.0, a, 4.0, b)) for e in (-1.0, 0.5) for a in (0.2, 0.6) for b in (0.2, 0.6)), key=lambda found: found[0])
     print(f'law     | loss = {w[0].exp():.2f} + {w[1].exp():.3g} / N^{w[2]:.2f} + {w[3].exp():.3g} / D^{w[4]:.2f}, off by '
           f'{100 * error:.1f}% (N weights of matmuls, D tokens; {len(points)} runs)')

@@ -158,19 +158,19 @@ def diagnose(model, idx, before, gradients, after):
             w, g, old = (torch.cat([x[n].flatten() for n in own]) for x in (after, gradients, before))
             found['weights'][layer], found['gradients'][layer] = shares(w), shares(g)
             found['updates'][layer] = math.log10(max(float((w - old).norm() / old.norm()), 1e-10))
-    def attend(q, k, v, mask=None, name='', attention=None):
-        k = k.repeat_interleave(q.size(1) // k.size(1), 1)
-        scores = (q @ k.mT / q.size(-1) ** 0.5).float().masked_fill(q.new_ones(q.size(2), k.size(2)).tril() == 0, -math.inf)
-        most = torch.arange(1, q.size(2) + 1, device=q.device).log()
-        found['entropy'][name] = float((torch.special.entr(softmax(scores, -1)).sum(-1) / most)[..., 1:].mean())
-        return type(attention).attend(attention, q, k, v, mask)
-    hooks = []
-    for i, block in enumerate(model.h):
-        name = f'h.{i}'
-        block.attn.attend = functools.partial(attend, name=name, attention=block.attn)
-        hooks.append(block.register_forward_hook(lambda m, args, out, name=name: found['activations'].update({name: shares(out)})))
-        hooks.append(block.mlp.down.register_forward_pre_hook(lambda m, args, name=name: found['dead'].update(
-            {name: float((args[0].abs().flatten(0, -2).amax(0) < 0.01 * args[0].float().pow(2).mean().sqrt()).float().mean())})))
+    def watch(name, block):
+        def attend(q, k, v, mask=None):
+            T = q.size(2)
+            scores = (q @ k.repeat_interleave(q.size(1) // k.size(1), 1).mT / q.size(-1) ** 0.5).float()
+            probs = softmax(scores.masked_fill(torch.ones(T, T, device=q.device).tril() == 0, -math.inf), -1)
+            most = torch.arange(1, T + 1, device=q.device).log()        # the first token sees itself alone
+            found['entropy'][name] = float((torch.special.entr(probs).sum(-1) / most)[..., 1:].mean())
+            return right(q, k, v, mask)
+        right, block.attn.attend = block.attn.attend, attend
+        yield block.register_forward_hook(lambda module, args, out: found['activations'].update({name: shares(out)}))
+        yield block.mlp.down.register_forward_pre_hook(lambda module, args: found['dead'].update(
+            {name: float((args[0].abs().flatten(0, -2).amax(0) < 0.01 * args[0].float().pow(2).mean().sqrt()).float().mean())}))
+    hooks = [hook for i, block in enumerate(model.h) for hook in watch(f'h.{i}', block)]
     model.eval()(idx)
     model.train()
     for hook in hooks:

@@ -1885,15 +1885,40 @@ def test_adamw_is_bit_equal_to_torchs():
     for p, q in zip(ours, theirs):
         assert torch.equal(p, q)
 
+TORCHS = dict(sgd=lambda params: torch.optim.SGD(params, lr=1e-3, foreach=False),
+              momentum=lambda params: torch.optim.SGD(params, lr=1e-3, momentum=0.9, foreach=False),
+              adagrad=lambda params: torch.optim.Adagrad(params, eps=1e-8, foreach=False),
+              rmsprop=lambda params: torch.optim.RMSprop(params, alpha=0.95, foreach=False),
+              adam=lambda params: torch.optim.Adam(params, betas=(0.9, 0.95), foreach=False),
+              adamw=lambda params: torch.optim.AdamW(params, betas=(0.9, 0.95), foreach=False))
+
+@pytest.mark.parametrize('rule', TORCHS)
+@pytest.mark.parametrize('decay', [0.0, 0.1])
+def test_every_optimizer_in_its_plain_form_does_what_torchs_does_in_100_steps(rule, decay):
+    ours, theirs = ([torch.nn.Parameter(torch.linspace(-1, 1, n)) for n in (35, 5)] for _ in range(2))
+    name = next(name for name in ('SGD', 'Momentum', 'AdaGrad', 'RMSProp', 'Adam', 'AdamW') if name.lower() == rule)
+    a = getattr(train_module, name)(ours, betas=(0.9, 0.95), weight_decay=decay)
+    b = TORCHS[rule]([dict(params=theirs, weight_decay=decay)])
+    for i in range(100):
+        for p, q in zip(ours, theirs):
+            p.grad, q.grad = [torch.randn_like(p).mul_(1 + i % 3)] * 2
+        a.param_groups[0]['lr'] = b.param_groups[0]['lr'] = 1e-2 * (1 - i / 200)
+        a.step()
+        b.step()
+    for p, q in zip(ours, theirs):
+        assert float((q - torch.linspace(-1, 1, len(q))).detach().abs().max()) > 1e-2
+        close(p.detach(), q.detach(), 1e-6)
+
 @pytest.mark.parametrize('compiled', [False, True])
-def test_the_optimizer_of_training_is_adamw_with_clipping_and_decay_of_matrices_only(compiled):
-    if compiled and not shutil.which('g++'):
-        pytest.skip('no C++ compiler')
+@pytest.mark.parametrize('rule', TORCHS)
+def test_the_optimizer_of_training_is_torchs_with_clipping_and_decay_of_matrices_only(rule, compiled):
+    if compiled and (not shutil.which('g++') or rule not in ('adamw', 'adagrad')):
+        pytest.skip('no C++ compiler, or tried with others')
     fast, plain = GPT(tiny(**GPT2)), GPT(tiny(**GPT2))
     plain.load_state_dict(fast.state_dict())
-    a = train_module.FlatOptimizer(fast, (0.9, 0.95), weight_decay=0.1, extra=2)
+    a = train_module.FlatOptimizer(fast, (0.9, 0.95), weight_decay=0.1, extra=2, rule=rule)
     groups = [dict(params=[p for p in plain.parameters() if (p.dim() >= 2) == decayed], weight_decay=0.1 * decayed) for decayed in (True, False)]
-    b = torch.optim.AdamW(groups, betas=(0.9, 0.95), foreach=False)
+    b = TORCHS[rule](groups)
     if compiled:
         a.compile()
     for step in range(100):
@@ -2465,6 +2490,76 @@ def test_errors_of_the_other_scripts_are_one_line_too():
     assert 'no data set' in one_line(launch(HERE / 'prepare.py', '--dataset=nowhere'))
     assert 'steps' in one_line(launch(HERE / 'bench.py', '--steps=0'))
 
+def test_a_range_test_raises_the_rate_until_the_loss_rises_and_suggests_one(capsys):
+    result, log, last = train_here('--lr_schedule=find', '--learning_rate=1000', '--max_iters=60', '--optimizer=adamw')
+    out, rates = capsys.readouterr().out, [e['lr'] for e in log]
+    assert last is None and result['val_loss'] is None and result['step'] == len(log) < 60
+    close(torch.tensor(rates), 1000 * 1e-5 ** (1 - torch.arange(1, len(log) + 1) / 60), 1e-5)
+    assert losses(log)[-1] > min(losses(log)) + 1 > losses(log)[-2]
+    suggested = train_module.suggest_lr(log)
+    assert f'--learning_rate={suggested:.1e}' in out and 1e-3 < suggested < 1 and (result['run'] / 'curves.png').exists()
+    # by hand: a mean of 3 of 30 steps is lowest at the 20th
+    rows = [dict(find=True, lr=10.0 ** (i / 10 - 3), loss=(i - 20) ** 2 + 0.0) for i in range(30)]
+    assert train_module.suggest_lr(rows) == pytest.approx(10 ** -1 / 3)
+    assert train_module.suggest_lr(rows[:1]) == pytest.approx(1e-3 / 3)
+    # one that comes to its end, and one that breaks
+    assert train_here('--lr_schedule=find', '--learning_rate=1e-3', '--max_iters=5')[0]['step'] == 5
+    module = script('train', *SMALL, '--lr_schedule=find', '--max_iters=20')
+    class Breaking(module.FlatOptimizer):
+        def step(self, lr, max_norm=0.0):
+            self.g.mul_(math.nan if lr > 1e-4 else 1)
+            return super().step(lr, max_norm)
+    module.FlatOptimizer = Breaking
+    assert module.main()['step'] < 20
+
+def test_the_log_says_when_and_after_how_many_tokens():
+    _, log, _ = train_here('--max_iters=6', '--eval_interval=3')
+    assert [e['tokens'] for e in log if 'loss' in e] == [8 * 16 * (i + 1) for i in range(6)]
+    assert [(e['step'], e['tokens']) for e in log if 'val_loss' in e] == [(3, 3 * 128), (6, 6 * 128)]
+    seconds = [e['seconds'] for e in log]
+    assert seconds == sorted(seconds) and seconds[0] > 0
+
+def test_diagnostics_are_recorded_with_each_evaluation_and_change_nothing(capsys):
+    plain, _, last = train_here('--max_iters=6', '--eval_interval=3', '--out_dir=plain')
+    looked, log, same = train_here('--max_iters=6', '--eval_interval=3', '--out_dir=looked', '--diagnostics')
+    assert same_weights(last, same)
+    found = [e for e in log if 'entropy' in e]
+    assert [e['step'] for e in found] == [2, 5]
+    assert set(sample_module.SEEN) < set(found[0]) and list(found[0]['weights']) == ['wte', 'h.0', 'h.1'] and list(found[0]['dead']) == ['h.0', 'h.1']
+    assert all(sum(shares) == pytest.approx(1, abs=1e-3) for shares in found[1]['activations'].values())
+    assert found[1]['updates']['h.0'] < found[0]['updates']['h.0'] < -0.5         # the rate falls
+    small, large = ((run['run'] / 'curves.png').stat().st_size for run in (plain, looked))
+    assert large > 1.5 * small
+
+def test_what_diagnostics_find_is_so():
+    model = GPT(tiny(n_kv_head=2, position='none'))
+    for w in model.parameters():
+        w.data += 0.1 * torch.randn_like(w)
+    model.h[0].attn.c_attn.weight.data[:32] = 0             # queries of 0 look at all alike
+    model.h[1].mlp.up.weight.data[:16] = 0                  # 16 of 128 units are dead
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    after = {n: p * 1.01 for n, p in before.items()}
+    grads = {n: torch.full_like(p, 3e-5) for n, p in before.items()}
+    idx, outputs = torch.randint(50, (3, 16)), []
+    model.train()
+    found = sample_module.diagnose(model, idx, before, grads, after)
+    hook = model.h[0].register_forward_hook(lambda module, args, out: outputs.append(out))
+    model(idx)
+    hook.remove()
+    assert model.training and 'attend' not in vars(model.h[0].attn) and not model.h[0]._forward_hooks
+    assert found['entropy']['h.0'] == pytest.approx(1, abs=1e-5) and found['entropy']['h.1'] < 0.999
+    assert found['dead'] == {'h.0': 0.0, 'h.1': pytest.approx(16 / model.config.d_ff)}
+    assert all(x == pytest.approx(-2, abs=1e-3) for x in found['updates'].values())
+    assert found['gradients']['h.1'][sample_module.LOG_BINS.index(-4.75)] == pytest.approx(1)       # 3e-5 = 10^-4.52
+    counts = Counter((outputs[0].abs().log10() * 4).floor().div(4).flatten().tolist())
+    close(torch.tensor(found['activations']['h.0']), torch.tensor([counts[x] / outputs[0].numel() for x in sample_module.LOG_BINS]), 1e-3)
+    # attention that sees one token has no entropy: a head looks at the first only
+    model.h[1].attn.attend = None
+    model.h[1].attn.__dict__.pop('attend')
+    with torch.no_grad():
+        model.h[1].attn.c_attn.weight *= 1e3
+    assert sample_module.diagnose(model, idx, before, grads, after)['entropy']['h.1'] < 0.2
+
 # -----------------------------------------------------------------------------
 # sample.py
 
@@ -2848,6 +2943,111 @@ def test_the_page_of_resources_is_instant_for_a_model_that_fits_nowhere(capsys):
     for wrong in '--mfu=0', '--mfu=1.5', '--num_gpus=0', '--memory_gb=-1', '--tokens=-1', '--peak_tflops=0', '--flop_budget=nan', '--batch_size=0':
         with pytest.raises(UserError):
             script('bench', '--what=resources', wrong).main()
+
+LAB = ['--what=compare', *SMALL, '--optimizer=adamw', '--max_iters=6', '--eval_interval=100', '--seeds=2']
+
+def test_an_experiment_trains_every_arm_with_every_seed_and_ends_with_a_table_and_a_picture(capsys):
+    write_corpus()
+    Path('small.py').write_text('n_embd = 16\n')
+    args = *LAB, '--arms=as it is: ; slow: --learning_rate=1e-4\nsmall one: small.py --n_layer=1', '--out_dir=out/lab', '--seed=3'
+    bench = script('bench', *args)
+    runs = bench.main()['runs']
+    out = capsys.readouterr().out
+    assert [p.name for p in sorted(Path('out/lab').iterdir())] == [
+        'as_it_is-3', 'as_it_is-4', 'curves.png', 'slow-3', 'slow-4', 'small_one-3', 'small_one-4']
+    assert json.loads((model_module.checkpoints('out/lab/small_one-4')[-1] / 'config.json').read_text())['hidden_size'] == 16
+    # each is what train.py alone makes of it
+    alone, _, _ = train_here('--optimizer=adamw', '--max_iters=6', '--eval_interval=100', '--seed=4', '--learning_rate=1e-4', '--out_dir=alone')
+    assert runs['slow'][1] == alone['val_loss'] != runs['slow'][0]
+    mean, spread = sum(runs['slow']) / 2, abs(runs['slow'][0] - runs['slow'][1]) / 2 ** 0.5
+    assert f'| slow | {mean:.4f} ± {spread:.4f} | {mean - sum(runs["as it is"]) / 2:+.4f} |' in out
+    assert 'step 6 | loss' not in out and 'step 6 | loss' in Path('out/lab/slow-3/output.txt').read_text()
+    # again: nothing is trained
+    def never(*args):
+        raise AssertionError
+    again = script('bench', *args)
+    again.train.find_speed = never
+    assert again.main()['runs'] == runs
+    with pytest.raises(UserError, match='other knobs'):
+        script('bench', *args, '--weight_decay=0').main()
+
+def test_an_arm_that_diverges_is_said_and_the_others_go_on(capsys):
+    write_corpus()
+    bench = script('bench', *LAB, '--arms=well:; ill: --learning_rate=1e38 --grad_clip=0 --optimizer=sgd')
+    runs = bench.main()['runs']
+    assert runs['ill'] == [math.inf] * 2 and all(x < 6 for x in runs['well'])
+    assert '| ill | inf (2 of 2 diverged)' in capsys.readouterr().out
+    assert 'diverged: ' in Path('out/compare/ill-1/output.txt').read_text()
+    with pytest.raises(UserError, match='no arms'):
+        script('bench', '--what=compare').main()
+    with pytest.raises(UserError, match='did you mean n_embd'):
+        script('bench', *LAB, '--arms=a: --n_emb=3').main()
+
+@pytest.mark.parametrize('fault, sign', [
+    ('no_zero_grad', lambda broken, right: broken['norm'][-1] > 3 * right['norm'][-1]),
+    ('constant_embedding', lambda broken, right: broken['spread'] == 0 < right['spread']),
+    ('no_mask', lambda broken, right: broken['sees_the_future'] and not right['sees_the_future']),
+    ('no_shift', lambda broken, right: broken['loss'][-1] < right['loss'][-1] - 0.05),
+    ('no_scale', lambda broken, right: broken['scale'] == 1 and right['scale'] == 65536),
+])
+def test_every_fault_of_the_museum_breaks_the_real_code_and_is_gone_after_its_run(fault, sign, monkeypatch):
+    write_corpus()
+    bench = script('bench', *LAB, '--seeds=1', '--max_iters=20', '--learning_rate=1e-2', '--tie_weights=False', '--norm_position=post')
+    monkeypatch.setitem(sys.modules, 'train', bench.train)
+    seen = {}
+    class Watched(bench.train.FlatOptimizer):
+        def __init__(self, model, *args, **kw):
+            seen['spread'] = float(model.wte.weight.detach().std())
+            super().__init__(model, *args, **kw)
+        def step(self, lr, max_norm=0.0):
+            seen['scale'] = float(self.loss_scale)
+            return super().step(lr, max_norm)
+    right_peek = bench.train.evaluate
+    def evaluate(model, *args):
+        idx = torch.randint(300, (1, 16), generator=torch.Generator().manual_seed(1))
+        seen.update(sees_the_future=not torch.allclose(
+            model(idx)[0][:, :8], model(torch.cat((idx[:, :8], idx[:, 8:].flip(1)), 1))[0][:, :8], atol=1e-5))
+        return right_peek(model, *args)
+    monkeypatch.setattr(bench.train, 'evaluate', evaluate)
+    monkeypatch.setattr(bench.train, 'FlatOptimizer', Watched)
+    def run(name, *args):
+        log = bench.run_arm([*args, *(['--dtype=float16'] if fault == 'no_scale' else [])], Path(name), 1)[1]
+        return dict(seen, loss=losses(log), norm=[e['grad_norm'] for e in log if 'grad_norm' in e], log=log)
+    broken, right = run('broken', str(HERE / 'config' / f'broken_{fault}.py')), run('right')
+    assert sign(broken, right)
+    again = run('again')
+    assert again['loss'] == right['loss'] and again['norm'] == right['norm']
+
+def test_curves_of_several_runs_are_one_table_and_one_picture(capsys):
+    a, b = (train_here('--max_iters=4', f'--seed={seed}', f'--out_dir=out/run{seed}')[0] for seed in (1, 2))
+    capsys.readouterr()
+    script('bench', '--what=curves', '--runs=out/run1,out/run2').main()
+    out = capsys.readouterr().out
+    assert f'| run1 | {a["val_loss"]:.4f} | +0.0000 |' in out and f'| run2 | {b["val_loss"]:.4f} | {b["val_loss"] - a["val_loss"]:+.4f} |' in out
+    assert Path('out/curves.png').read_bytes()[:4] == b'\x89PNG'
+    for wrong in '', 'out/run1,gone':
+        with pytest.raises(UserError, match='give folders'):
+            script('bench', '--what=curves', f'--runs={wrong}').main()
+
+def test_the_toy_of_the_course_falls_faster_with_a_higher_rate_until_it_diverges(capsys):
+    bench = script('bench', '--what=toy')
+    bench.main()
+    row = next(line for line in capsys.readouterr().out.splitlines() if ' sgd ' in line).split('|')[2:]
+    after = dict(zip(bench.TOY_RATES, [float(cell.split()[0]) for cell in row]))
+    # by hand: each step multiplies the weights by 1 - rate / sqrt(t + 1) * 2 / 100
+    torch.manual_seed(1)
+    start = float((5 * torch.randn(10, 10)).pow(2).mean())
+    for rate in 1e1, 1e2, 1e3:
+        assert after[rate] == pytest.approx(start * math.prod((1 - rate / (t + 1) ** 0.5 / 50) ** 2 for t in range(10)), rel=0.1)
+    assert start > after[1e1] > after[1e2] and after[1e3] > start
+
+def test_a_law_of_scaling_is_found_again(capsys):
+    N, D = torch.meshgrid(torch.logspace(4, 6, 4), torch.logspace(5, 7, 4), indexing='ij')
+    points = [(float(n), float(d), 1.7 + 400 / float(n) ** 0.5 + 900 / float(d) ** 0.45) for n, d in zip(N.flatten(), D.flatten())]
+    Path('out').mkdir()
+    script('bench').fit_law(points, Path('out'))
+    numbers = [float(x) for x in re.findall(r'[\d.]+(?:e[+-]\d+)?', capsys.readouterr().out.split('=')[1])][:6]
+    assert numbers == pytest.approx([1.7, 400, 0.5, 900, 0.45, 0.0], rel=0.03, abs=0.1) and Path('out/law.png').exists()
 
 # -----------------------------------------------------------------------------
 # end to end, in processes of their own

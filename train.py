@@ -366,10 +366,10 @@ def choose_out_dir(writing):
     return folder
 
 def suggest_lr(log):
-    """The rate at which the loss of a range test, a mean of some steps, falls fastest."""
+    """A third of the rate at which the loss of a range test, as a mean of some steps, was lowest."""
     lr, loss = torch.tensor([[e['lr'], e['loss']] for e in log if 'find' in e]).T
     n = -(-len(lr) // 10)
-    return float(lr[int(loss.unfold(0, n, 1).mean(1).diff().argmin()) + n // 2]) if n > 1 else float(lr[-1])
+    return float(lr[int(loss.unfold(0, n, 1).mean(1).argmin()) + n // 2]) / 3
 
 def draw_curves(logs, path):
     """
@@ -738,7 +738,7 @@ def main():
         stop.end()
     if finding and writing:
         draw_curves({run.name: (found := read_log(run / 'log.jsonl'))}, run / 'curves.png')
-        tell(f'\nthe loss fell fastest at --learning_rate={suggest_lr(found):.1e}; {run}/curves.png shows it')
+        tell(f'\na third of where the loss was lowest: --learning_rate={suggest_lr(found):.1e}; see {run}/curves.png')
     elif eval_only:
         tell(says(loss, bpb))
     elif writing:

@@ -1,5 +1,5 @@
-# A range test (arXiv:1506.01186): one short run whose learning rate rises from 1e-4 to 10, until the loss does too. The line it
-# ends with, and the mark in curves.png, say where the loss fell fastest.
+# A range test (arXiv:1506.01186): one short run whose learning rate rises from 1e-4 to 10, until the loss does too. It ends with
+# a suggestion, marked in curves.png: a third of the rate at which the loss was lowest.
 #   python train.py config/train_tinystories.py config/find_lr.py
 lr_schedule = 'find'
 learning_rate = 10.0
