@@ -4,11 +4,11 @@ Generates text from a trained model, and looks into one that is being trained.
     python sample.py                                       # from the newest run in out/
     python sample.py --out_dir=out/python --start='def' --temperature=0.8 --top_p=0.9
     python sample.py --out_dir=path/to/a/huggingface/folder --start=FILE:prompt.txt
+    python sample.py --start='Once upon a time' --num_samples=20 --table      # what temperature and top_p do
 
 The first sample appears as it is generated, the others of the batch after it, then the speed.
 """
 import codecs
-import functools
 import math
 import re
 import sys
@@ -29,6 +29,7 @@ max_new_tokens = 256    # tokens per text; a text that ends by itself is shorter
 temperature = 0.8       # below 1: more likely tokens only; 0: always the likeliest
 top_k = 0               # only the k likeliest tokens; 0: all
 top_p = 1.0             # only the likeliest tokens that together have this probability
+table = False           # instead: temperatures 0, 0.2, 1, 2 and top_p 0.9 side by side, and how many of the texts begin differently
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of the weights and all that is computed
@@ -201,6 +202,14 @@ def first_not_finite(model, batches, loss, rank, world_size):
 
 # -----------------------------------------------------------------------------
 
+def print_table(model, tok, ids, prompt, stop, step):
+    """The first of num_samples texts at several temperatures, and how many different five words they begin with."""
+    for t, p in (0.0, 1.0), (0.2, 1.0), (1.0, 1.0), (1.0, 0.9), (2.0, 1.0):
+        new = generate(model, [ids] * num_samples, max_new_tokens, t, top_k, p, stop, tok.vocab_size, seed, step=step)
+        texts = [tok.decode([i for i in row if i != stop]) for row in torch.stack(list(new), 1).tolist()]
+        openings = {tuple(text.split()[:5]) for text in texts}
+        print(f'temperature {t:g}, top_p {p:g}: {len(openings)} of {num_samples} begin differently\n{prompt}{texts[0]}\n' + '-' * 40)
+
 def say(text):
     print(visible(str(text)), file=sys.stderr)
 
@@ -256,6 +265,8 @@ def main():
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled} ({why})')
 
     prompt, stream, texts = tok.decode(ids if start else []), TextStream(tok), [[] for _ in range(num_samples)]
+    if table:
+        return print_table(model, tok, ids, prompt, stop, step)
     print(prompt, end='', flush=True)
     t, done, count = time.perf_counter(), False, 0
     for new in generate(model, [ids] * num_samples, max_new_tokens, temperature, top_k, top_p, stop, tok.vocab_size, seed, step=step):

@@ -2660,6 +2660,14 @@ def test_samples_come_from_the_newest_run_and_repeat(capsys):
     assert len(set(greedy)) == 1
     assert 'tokens/s' in capsys.readouterr().err
 
+def test_the_table_of_temperatures_counts_how_many_texts_begin_differently(capsys):
+    train_here('--max_iters=3', '--out_dir=out/a')
+    capsys.readouterr()
+    script('sample', '--table', '--num_samples=6', '--start=def', '--max_new_tokens=30').main()
+    counts = re.findall(r'temperature (\S+), top_p (\S+): (\d) of 6 begin differently\ndef', capsys.readouterr().out)
+    assert [c[:2] for c in counts] == [('0', '1'), ('0.2', '1'), ('1', '1'), ('1', '0.9'), ('2', '1')]
+    assert counts[0][2] == '1' and counts[-1][2] == '6'
+
 @pytest.mark.parametrize('args', [['--temperature=1e-6'], ['--temperature=1000'], ['--top_p=1e-300'], ['--top_k=' + '9' * 18], ['--seed=' + '9' * 18], ['--seed=-1']])
 def test_settings_at_the_edge_give_text(args, capsys):
     write_checkpoint()
