@@ -563,6 +563,8 @@ def read_arms():
     """{name of an arm: its arguments}"""
     lines = (line.partition(':') for line in re.split('[\n;]', arms) if line.strip())
     found = {name.strip(): [str(HERE / a) if a.endswith('.py') and not os.path.exists(a) else a for a in text.split()] for name, _, text in lines}
+    if 'RANK' in os.environ:
+        raise UserError('experiments run in one process: start bench.py without torchrun')
     if not found:
         raise UserError('there are no arms to compare: give config/lab_ablations.py, or --arms="small: --n_embd=64; large: --n_embd=128"')
     return found
@@ -598,7 +600,11 @@ def bench_compare():
     logs = {name: [] for name in named}
     for seed, (name, args) in itertools.product(range(config['seed'], config['seed'] + seeds), named.items()):
         t = time.perf_counter()
-        knobs, log = run_arm(args, out / f'{re.sub("[^A-Za-z0-9.]+", "_", name)}-{seed}', seed)
+        try:
+            knobs, log = run_arm(args, out / f'{re.sub("[^A-Za-z0-9.]+", "_", name)}-{seed}', seed)
+        except SystemExit:
+            print('\nstopped; the same command goes on', flush=True)
+            raise
         with torch.device('meta'):
             models[name] = GPT(model_config(knobs))
         for e in log:

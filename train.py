@@ -373,8 +373,8 @@ def suggest_lr(log):
 
 def draw_curves(logs, path):
     """
-    One picture of runs, {name: entries of its log}: loss against steps, tokens and time, gradient norm, learning rate and
-    speed. Of one run also: what diagnostics found, and of a range test loss against the rate.
+    One picture of runs, {name: entries of its log}: loss against steps, tokens and time, gradient norm, learning rate, and how
+    they ended. Of one run: its speed, what diagnostics found, and of a range test loss against the rate.
     """
     try:
         from matplotlib import colormaps, figure
@@ -385,15 +385,15 @@ def draw_curves(logs, path):
     axes = (picture := figure.Figure(figsize=(15, 14 if looks else 7), layout='constrained')).subplots(4 if looks else 2, 3).flatten()
     plot = lambda ax, x, y, rows, i, *style, **kw: ax.plot([e.get(x) for e in rows if y in e], [e[y] for e in rows if y in e], *style,
                                                            lw=1, ms=4, color=colormaps['tab20'](i * 2 % 20 + i // 10 % 2), **kw)
-    for ax, x, y in zip(axes, ('step', 'lr' if found else 'tokens', 'seconds', 'step', 'step', 'step'),
-                        ('loss', 'loss', 'loss', 'grad_norm', 'lr', 'tokens_per_second')):
+    for ax, x, y in zip(axes, ('step', 'lr' if found else 'tokens', 'seconds', 'step', 'step', 'step' if alone else 'val_loss'),
+                        ('loss', 'loss', 'loss', 'grad_norm', 'lr', 'tokens_per_second' if alone else 'run')):
         for i, (name, log) in enumerate(logs.items()):
-            plot(ax, x, y, log, i, label=name), plot(ax, x, 'val_loss', log if y == 'loss' else [], i, 'o--')
-        log_y = y == 'grad_norm' or y == 'lr' and found
-        ax.set(title=f'{y} by {x}', xscale='log' if x == 'lr' else 'linear', yscale='log' if log_y else 'linear')
-        losses = sorted(e['loss'] for log in logs.values() for e in log if 'loss' in e)
-        if y == 'loss' and losses and losses[-1] > (top := 1.5 * losses[len(losses) // 2]) > 0:     # what matters is below
-            ax.set_ylim(top=top)
+            log = [dict(e, run=name) for e in log if x in e][-1:] if y == 'run' else log
+            plot(ax, x, y, log, i, *'o' * (y == 'run'), label=name), plot(ax, x, 'val_loss', log if y == 'loss' else [], i, 'o--')
+        ax.set(title=f'{y} by {x}', xscale='log' if x == 'lr' else 'linear', **(dict(yscale='log') if y in ('grad_norm', 'lr') else {}))
+        if losses := sorted(z for l in ax.lines for z in (l.get_ydata() if y == 'loss' else l.get_xdata()) if 'loss' in x + y and math.isfinite(z)):
+            limits = 0.98 * losses[0], min(1.02 * losses[-1], 1.5 * losses[len(losses) // 2])       # what matters is below
+            ax.set_ylim(limits) if y == 'loss' else ax.set_xlim(limits)
         if x == 'lr':
             ax.axvline(suggest_lr(alone), color='C3', label=f'suggested: {suggest_lr(alone):.1e}')
     for ax, what in zip(axes[6:], SEEN if looks else ()):
@@ -403,7 +403,7 @@ def draw_curves(logs, path):
                 (e['step'], e[what][layer]) for e in looks))], i, label=layer)
         ax.set(title=SEEN[what])
     for ax in axes:
-        ax.grid(alpha=0.3), ax.legend(fontsize='x-small')
+        ax.grid(alpha=0.3), ax.legend(fontsize='x-small') if ax in (axes[0], axes[1], *axes[6:]) else None
     try:
         picture.savefig(path, dpi=110)
     except OSError as e:
