@@ -9,28 +9,24 @@ How fast things are on this machine, and how close to the limit.
     python bench.py --what=check                   # does this device compute what it should?
     python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold, and what becomes of gradients
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
-    python bench.py --what=tokenizer --dataset=my_text.txt       # beside the packages that are installed: rustbpe,
-                                                                 # tokenizers, tiktoken, riptoken
+    python bench.py --what=tokenizer --dataset=my_text.txt       # beside rustbpe, tokenizers, tiktoken, riptoken where installed
 
-It takes the knobs of train.py, trains on random tokens, and prints milliseconds, tokens/s, MFU and peak memory, and how
-long two well-known runs would take. MFU is achieved over peak dense bf16 FLOP/s, counting 6 FLOPs per weight of a matmul
-and 12 n_layer n_embd T for attention per token (no discount for the causal mask). Where the peak is not known it is the
-rate of the largest matmul measured here.
+It takes the knobs of train.py, trains on random tokens, and prints milliseconds, tokens/s, MFU and peak memory, and how long two well-known
+runs would take. MFU is achieved over peak dense bf16 FLOP/s, counting 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention
+per token (no discount for the causal mask). Where the peak is not known it is the rate of the largest matmul measured here.
 """
 import bisect
 import contextlib
-import importlib.metadata
-import importlib.util
 import itertools
 import math
 import multiprocessing
 import os
 import re
-import shutil
-import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module, metadata, util
 from json import dumps
 from pathlib import Path
 from statistics import median, stdev
@@ -38,14 +34,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 import prepare
 import sample
 import tokenizer as bpe
 import train
-from configurator import (Diverged, UserError, all_reduce, as_file, check_ranges, configure, connect, default_workers, duration, launch,
-                          leave, parallel_map, read_arguments, read_log, run_file, setup_ranks, short, unlock)
+from configurator import (Diverged, UserError, all_reduce, as_file, check_ranges, configure, connect, default_workers, duration, is_rank_0,
+                          launch, leave, parallel_map, peak_memory, read_arguments, read_log, run_file, setup_ranks, short, unlock)
 from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, peak_flops, set_up, synchronize
 
 # -----------------------------------------------------------------------------
@@ -79,60 +74,53 @@ TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 HERE = Path(__file__).parent
 RUNS = [HERE / 'config' / name for name in ('train_tinystories.py', 'train_gpt2.py')]
 
+def seconds_of(function, place='cpu'):
+    """Seconds until a device has done all that a function asks of it."""
+    synchronize(place)
+    t = time.perf_counter()
+    function()
+    synchronize(place)
+    return time.perf_counter() - t
+
+def measure(function, place):
+    """Median of the seconds that a function takes, `steps` times after a warm-up."""
+    return median([seconds_of(function, place) for _ in range(warmup_steps + steps)][warmup_steps:])
+
 def matmul_flops(place, dtype):
     """The largest rate of a square matmul on this device, in FLOP/s."""
-    best, sizes = 0.0, (1024, 2048, 4096, 8192) if place.startswith('cuda') else (512, 1024, 2048)
-    for n in sizes:
-        a, b = torch.randn(n, n, device=place, dtype=dtype), torch.randn(n, n, device=place, dtype=dtype)
-        for _ in range(5):
-            synchronize(place)
-            t = time.perf_counter()
-            a @ b
-            synchronize(place)
-            best = max(best, 2 * n ** 3 / (time.perf_counter() - t))
+    best = 0.0
+    for n in (1024, 2048, 4096, 8192) if place.startswith('cuda') else (512, 1024, 2048):
+        a, b = torch.randn(2, n, n, device=place, dtype=dtype)
+        best = max(best, 2 * n ** 3 / min(seconds_of(lambda: a @ b, place) for _ in range(5)))
     return best
 
-def peak_memory(place):
-    """The most memory that was in use, in bytes, and where."""
-    if place.startswith('cuda'):
-        return torch.cuda.max_memory_allocated(place), 'of the GPU'
-    return prepare.peak_memory()[0], 'of the process'
+def bandwidth(place):
+    """Bytes per second at which this device reads its memory."""
+    x = torch.ones(500_000_000 if place.startswith('cuda') else 50_000_000, device=place)
+    return 4 * len(x) / min(seconds_of(x.sum, place) for _ in range(10))
 
+@dataclass
 class RandomTokens:
     """Stands for the shards of a data set."""
-
-    def __init__(self, vocab_size):
-        self.vocab_size = vocab_size
+    vocab_size: int
 
     def batch(self, starts, T, place):
         x = torch.randint(self.vocab_size, (len(starts), T + 1)).to(place)
         return x[:, :-1], x[:, 1:]
 
-def make_step(fast, optimizer, batch, grad_accum, world_size=1, sync=True):
+def make_step(fast, optimizer, batch, grad_accum, world_size=1):
     """A function that does one optimizer step of train.py, always on the same batch."""
     def step():
         for _ in range(grad_accum):
             (fast(*batch)[1] * (optimizer.loss_scale / (grad_accum * world_size))).backward()
-        if world_size > 1 and sync:
+        if world_size > 1:
             all_reduce(optimizer.g)
         optimizer.step(train.learning_rate, train.grad_clip)
     return step
 
-def measure(function, place):
-    """Median of the seconds that a function takes, `steps` times after a warm-up, waiting for the device each time."""
-    times = []
-    for _ in range(warmup_steps + steps):
-        synchronize(place)
-        t = time.perf_counter()
-        function()
-        synchronize(place)
-        times.append(time.perf_counter() - t)
-    return median(times[warmup_steps:])
-
 def print_profile(step, place):
     """Where the time of a step goes: the ten operators or kernels that take the most."""
-    from torch.profiler import ProfilerActivity
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * place.startswith('cuda')) as found:
+    with torch.profiler.profile() as found:
         step()
         synchronize(place)
     spent = lambda e: e.self_device_time_total if place.startswith('cuda') else e.self_cpu_time_total
@@ -141,28 +129,17 @@ def print_profile(step, place):
     for e in rows[:10]:
         print(f'profile | {100 * spent(e) / total:5.1f}% | {spent(e) / 1e3:8.2f} ms | {e.count:5} calls | {e.key[:70]}')
 
-def print_scaling(alone, optimizer, place, world_size, seconds, say):
-    """What the processes lose to each other. alone: a step that does not talk; seconds: of one that does."""
-    alone, talk = measure(alone, place), measure(lambda: dist.all_reduce(optimizer.g), place)
-    size = optimizer.g.numel() * 4
-    say(f'scaling | {100 * alone / seconds:.1f}% of {world_size} processes that do not talk; all-reduce of {size / 1e6:.1f} MB: '
-        f'{1e3 * talk:.2f} ms, {100 * talk / seconds:.1f}% of the step, '
-        f'{2 * (world_size - 1) / world_size * size / talk / 1e9:.1f} GB/s on the bus')
-
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
 
 def in_a_fork(function, before, after):
-    """
-    Runs before(), function() and after(its result) in a new process, so that nothing is known from an earlier run.
-    -> (seconds of the function, its peak memory in MB, what `after` returned)
-    """
+    """function() in a new process, when before() has run there. -> (its seconds, its peak memory in MB, after(its result))"""
     def child():
         before()
-        (start, _), t = prepare.peak_memory(), time.perf_counter()
+        (start, _), t = peak_memory(), time.perf_counter()
         result = function()
-        seconds, (own, worker) = time.perf_counter() - t, prepare.peak_memory()
-        theirs.send((seconds, (own - start + (default_workers() * (worker - start) if worker > start else 0)) / 1e6, after(result)))
+        seconds, (own, worker) = time.perf_counter() - t, peak_memory()
+        theirs.send((seconds, (own - start + default_workers() * max(worker - start, 0)) / 1e6, after(result)))
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context('fork').Process(target=child)
     process.start()
@@ -175,168 +152,127 @@ def in_a_fork(function, before, after):
         process.join()
 
 def contest(title, size, contestants, before=lambda: None, after=lambda result: None):
-    """
-    Runs {name: function} in turns and prints the median of each, and how many times as long as the first it takes.
-    size: bytes. -> {name: what `after` made of its result}
-    """
-    runs = {name: [] for name in contestants}
+    """Runs {name: function}, those that are installed, in turns on `size` bytes, and prints medians. -> {name: after(its result)}"""
+    runs = {name: [] for name in contestants if name in ('ours', *installed())}
     for i in range(rounds):
-        names = [*contestants]
-        for name in names[i % len(names):] + names[:i % len(names)]:
+        for name in itertools.islice(itertools.cycle(runs), i, i + len(runs)):
             runs[name].append(in_a_fork(contestants[name], before, after))
-    ours = median([s for s, *_ in next(iter(runs.values()))])
+    ours = median(s for s, *_ in runs['ours'])
     for name, seen in runs.items():
-        seconds, memory = median([s for s, *_ in seen]), median([m for _, m, _ in seen])
+        seconds, memory = median(s for s, *_ in seen), median(m for _, m, _ in seen)
         print(f'{title:26} | {name:10} | {seconds:7.2f} s | {size / 1e6 / seconds:6.1f} MB/s | {memory:5.0f} MB'
               + (f' | {seconds / ours:.2f} times ours' if name != 'ours' else ''), flush=True)
         title = ''
     return {name: seen[0][2] for name, seen in runs.items()}
 
-def peers(*names):
-    return {name: importlib.import_module(name) for name in names if importlib.util.find_spec(name)}
+def installed():
+    """{name: package} of those that do the same work"""
+    return {name: import_module(name) for name in ('tokenizers', 'rustbpe', 'tiktoken', 'riptoken') if util.find_spec(name)}
 
-def train_with(name, module, docs, vocab_size):
-    """The tokens (as bytes) that another package learns with GPT-2's pattern, without special ones."""
-    if name == 'rustbpe':
-        tok = module.Tokenizer()
-        tok.train_from_iterator(iter(docs), vocab_size - 1, pattern=bpe.PATTERNS['gpt2'])
-        return {bytes(token) for token, _ in tok.get_mergeable_ranks()}
-    return {bpe.from_printable(token) for token in train_hf(module, docs, vocab_size).get_vocab() if token != bpe.END_OF_TEXT}
+def train_rustbpe(docs, vocab_size):
+    """The tokens (as bytes) that it learns with GPT-2's pattern, without special ones."""
+    tok = installed()['rustbpe'].Tokenizer()
+    tok.train_from_iterator(iter(docs), vocab_size - 1, pattern=bpe.PATTERNS['gpt2'])
+    return {bytes(token) for token, _ in tok.get_mergeable_ranks()}
 
-def train_hf(module, docs, vocab_size):
-    level, tok = module.pre_tokenizers.ByteLevel, module.Tokenizer(module.models.BPE())
+def train_hf(docs, vocab_size):
+    hf = installed()['tokenizers']
+    level, tok = hf.pre_tokenizers.ByteLevel, hf.Tokenizer(hf.models.BPE())
     tok.pre_tokenizer = level(add_prefix_space=False)
-    tok.train_from_iterator(docs, module.trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, initial_alphabet=level.alphabet(),
-                                                             special_tokens=[bpe.END_OF_TEXT]))
+    tok.train_from_iterator(docs, hf.trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, initial_alphabet=level.alphabet(),
+                                                         special_tokens=[bpe.END_OF_TEXT]))
     return tok
-
-class encode_block:
-    """A picklable function: UTF-8 bytes -> ids"""
-
-    def __init__(self, tok):
-        self.tok = tok
-
-    def __call__(self, raw):
-        return self.tok.encode_bytes(raw, self.tok.eot)
 
 def bench_tokenizer():
     if 'fork' not in multiprocessing.get_all_start_methods():
         raise UserError('--what=tokenizer needs processes that can fork: run it on Linux or macOS')
-    source = prepare.find_source(config['dataset'])
-    files = sum(prepare.fetch(source), [])
-    raw, end = [], bpe.END_OF_TEXT.encode()
-    for text, ends in prepare.documents(files, source['separator'], config['dataset'] == 'python'):
-        raw += [text, end * ends]
-    raw = b''.join(raw)
-    docs = raw.decode().split(bpe.END_OF_TEXT)
-    text, size, cores = '\n\n'.join(docs), len(raw), default_workers()
-    print(f'{size / 1e6:.1f} MB in {len(docs):,} documents, {cores} cores, median of {rounds} rounds in turns; '
-          + ', '.join(f'{n} {importlib.metadata.version(n)}' for n in peers('tokenizers', 'rustbpe', 'tiktoken', 'riptoken')))
+    source, end, kind = prepare.find_source(config['dataset']), bpe.END_OF_TEXT, config['tokenizer']
+    found = prepare.documents(sum(prepare.fetch(source), []), source['separator'], config['dataset'] == 'python')
+    raw = b''.join(text + end.encode() * ends for text, ends in found)
+    docs = raw.decode().split(end)
+    print(f'{len(raw) / 1e6:.1f} MB in {len(docs):,} documents, {default_workers()} cores, median of {rounds} rounds in turns; '
+          + ', '.join(f'{name} {metadata.version(name)}' for name in installed()))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'text.txt'
         path.write_bytes(raw)
         for vocab_size in (10_000, 32_000):
-            found = contest(f'train {vocab_size:,}', size, {
-                'ours': lambda: bpe.train_bpe(path, vocab_size, [bpe.END_OF_TEXT])[0].values(),
-                **{name: lambda name=name, module=module: train_with(name, module, docs, vocab_size)
-                   for name, module in peers('tokenizers', 'rustbpe').items()}}, after=set)
+            found = contest(f'train {vocab_size:,}', len(raw), {
+                'ours': lambda: bpe.train_bpe(path, vocab_size, [end])[0].values(),
+                'tokenizers': lambda: map(bpe.from_printable, train_hf(docs, vocab_size).get_vocab().keys() - {end}),
+                'rustbpe': lambda: train_rustbpe(docs, vocab_size)}, after=set)
             print(f'{"":26} | tokens that are not ours: ' + ', '.join(
                 f'{name} {len(tokens - found["ours"]):,}' for name, tokens in found.items() if name != 'ours'))
-        if config['tokenizer'] == 'gpt2':
-            tok = prepare.gpt2_tokenizer()
-        elif os.path.isfile(config['tokenizer']):
-            tok = bpe.load_tokenizer(config['tokenizer'])
-        else:
-            tok = bpe.Tokenizer(*bpe.train_bpe(path, 32_000, [bpe.END_OF_TEXT]), [bpe.END_OF_TEXT])
-        tok.save(Path(folder) / 'tokenizer.json')
-        encode_contests(tok, docs, text, cores, Path(folder) / 'tokenizer.json')
-        prepare_contest(folder, path, size)
+        tok = prepare.gpt2_tokenizer() if kind == 'gpt2' else bpe.load_tokenizer(kind) if os.path.isfile(kind) else \
+            bpe.Tokenizer(*bpe.train_bpe(path, 32_000, [end]), [end])
+        tok.save(path.with_suffix('.json'))
+        encode_contests(tok, docs, path.with_suffix('.json'))
+        prepare_contest(folder, path, len(raw))
 
-def encode_contests(tok, docs, text, cores, path):
+def encode_contests(tok, docs, path):
     """All encoders with one vocabulary."""
+    there, text, cores = installed(), '\n\n'.join(docs), default_workers()
     ranks, pattern = {b: i for i, b in tok.vocab.items() if i not in tok.special_ids.values()}, bpe.PATTERNS[tok.pattern_name]
-    there = peers('tiktoken', 'riptoken', 'tokenizers')
-    tik = there['tiktoken'].Encoding('same', pat_str=pattern, mergeable_ranks=ranks, special_tokens={}) if 'tiktoken' in there else None
-    rip = there['riptoken'].CoreBPE(ranks, {}, pattern) if 'riptoken' in there else None
-    hf = there['tokenizers'].Tokenizer.from_file(str(path)) if 'tokenizers' in there else None
-    lists = {'ours': tok.encode_ordinary, 'tiktoken': tik and tik.encode_ordinary, 'riptoken': rip and rip.encode_ordinary,
-             'tokenizers': hf and (lambda doc: hf.encode(doc).ids)}
-    lists = {name: f for name, f in lists.items() if f}
+    tik = 'tiktoken' in there and there['tiktoken'].Encoding('same', pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    rip = 'riptoken' in there and there['riptoken'].CoreBPE(ranks, {}, pattern)
+    hf = 'tokenizers' in there and there['tokenizers'].Tokenizer.from_file(str(path))
+    size, lists = len(text.encode()), {'ours': tok.encode_ordinary, 'tiktoken': tik and tik.encode_ordinary,
+                                       'riptoken': rip and rip.encode_ordinary, 'tokenizers': hf and (lambda doc: hf.encode(doc).ids)}
     for name, f in lists.items():
-        if any(f(doc) != tok.encode_ordinary(doc) for doc in docs[:50]):
+        if f and any(f(doc) != tok.encode_ordinary(doc) for doc in docs[:50]):
             raise UserError(f'{name} gives other ids with this vocabulary: they can not be compared')
     tok.forget()
-    size = len(text.encode())
-    arrays = {'ours': lambda: tok.encode_to_numpy(text)}
-    if tik:
-        arrays['tiktoken'] = lambda: tik.encode_to_numpy(text, disallowed_special=())
-    backwards = text if len(docs) == 1 else '\n\n'.join(docs[::-1])
-    for title, before in ('encode, array, cold', lambda: None), ('encode, array, warm', lambda: tok.encode_to_numpy(backwards)):
-        found = contest(title, size, arrays, before, lambda ids: hash(np.asarray(ids, np.uint32).tobytes()))
+    for state, before in ('cold', lambda: None), ('warm', partial(tok.encode_to_numpy, '\n\n'.join(docs[::-1]))):
+        found = contest(f'encode, array, {state}', size, {
+            'ours': lambda: tok.encode_to_numpy(text), 'tiktoken': lambda: tik.encode_to_numpy(text, disallowed_special=())},
+            before, lambda ids: hash(np.asarray(ids, np.uint32).tobytes()))
         assert len(set(found.values())) == 1, 'the ids differ'
-
-    def each(f):
-        for doc in docs:
-            f(doc)
     del lists['tokenizers']     # minutes
-    contest('list per document, warm', size, {name: lambda f=f: each(f) for name, f in lists.items()}, lambda: each(tok.encode_ordinary))
+    each = lambda f: sum(len(f(doc)) for doc in docs)
+    contest('list per document, warm', size, {name: partial(each, f) for name, f in lists.items()}, partial(each, tok.encode_ordinary))
     block = [b'\xff'.join(doc.encode() for doc in docs[i:i + 100]) for i in range(0, len(docs), 100)]
-    batch = {'ours': lambda: [*parallel_map(encode_block(tok), block, cores)]}
-    if tik:
-        batch['tiktoken'] = lambda: tik.encode_ordinary_batch(docs, num_threads=cores)
-    if hf:
-        batch['tokenizers'] = lambda: hf.encode_batch(docs)
-    contest(f'encode, {cores} cores', size, batch)
+    contest(f'encode, {cores} cores', size, {
+        'ours': lambda: [*parallel_map(partial(tok.encode_bytes, special=tok.eot), block, cores)],
+        'tiktoken': lambda: tik.encode_ordinary_batch(docs, num_threads=cores), 'tokenizers': lambda: hf.encode_batch(docs)})
     if tik:
         short_contest(tok, tik, text)
-        ids = np.resize(tok.encode_to_numpy(text), 10_000_000)
-        decoded = contest('decode 10,000,000 ids', len(tok.decode_bytes(ids)), {
-            'ours': lambda: tok.decode_bytes(ids), 'tiktoken': lambda: tik.decode_bytes(ids.tolist())}, after=hash)
-        assert len(set(decoded.values())) == 1, 'the texts differ'
+    ids = np.resize(tok.encode_to_numpy(text), 10_000_000)
+    found = contest('decode 10,000,000 ids', len(tok.decode_bytes(ids)), {
+        'ours': lambda: tok.decode_bytes(ids), 'tiktoken': lambda: tik.decode_bytes(ids.tolist())}, after=hash)
+    assert len(set(found.values())) == 1, 'the texts differ'
 
 def short_contest(tok, tik, text):
     """Strings of a few characters, as lists, when all words were seen before."""
     for length in (20, 200, 1000, 10_000):
         some = [text[i:i + length] for i in range(len(text) // 2, len(text) - length, length)][:max(5, 100_000 // length)]
-        seconds = {tok.encode: [], tik.encode_ordinary: []}
-        for _ in range(20 + rounds):
-            for f, seen in seconds.items():
-                t = time.perf_counter()
-                for s in some:
-                    f(s)
-                seen.append(time.perf_counter() - t)
-        ours, theirs = (median(seen[20:]) / len(some) for seen in seconds.values())
-        print(f'{f"encode {length:,} characters":26} | {1e6 * ours:.1f} us | tiktoken {1e6 * theirs:.1f} us | '
-              f'{ours / theirs:.2f} of its time')
+        seconds = [[seconds_of(lambda: [f(s) for s in some]) for f in (tok.encode, tik.encode_ordinary)] for _ in range(20 + rounds)]
+        ours, theirs = (1e6 * median(seen) / len(some) for seen in zip(*seconds[20:]))
+        print(f'{f"encode {length:,} characters":26} | {ours:.1f} us | tiktoken {theirs:.1f} us | {ours / theirs:.2f} of its time')
 
 def prepare_contest(folder, path, size):
     """From raw text to shards, vocabulary 10,000: the whole of prepare.py, and the same job with tokenizers."""
     def ours():
-        os.chdir(folder)
-        shutil.rmtree('data', ignore_errors=True)
-        sys.stdout = open(os.devnull, 'w')
-        prepare.prepare(str(path), 'bpe', 10_000)
+        os.chdir(tempfile.mkdtemp(dir=folder))
+        with contextlib.redirect_stdout(open(os.devnull, 'w')):
+            prepare.prepare(str(path), 'bpe', 10_000)
 
     def tokenizers():
         docs = path.read_bytes().decode().split(bpe.END_OF_TEXT)
-        tok = train_hf(peers('tokenizers')['tokenizers'], docs, 10_000)
+        tok = train_hf(docs, 10_000)
         end = tok.token_to_id(bpe.END_OF_TEXT)
         with open(Path(folder) / 'theirs.bin', 'wb') as f:
             for i in range(0, len(docs), 1000):
                 for one in tok.encode_batch(docs[i:i + 1000]):
                     np.array([*one.ids, end], np.uint16).tofile(f)
-    contest('text to shards', size, {'ours': ours, **({'tokenizers': tokenizers} if peers('tokenizers') else {})})
+    contest('text to shards', size, {'ours': ours, 'tokenizers': tokenizers})
 
 def main():
-    known = dict(train=bench_train, sample=bench_sample, tokenizer=bench_tokenizer, check=bench_check, ladder=bench_ladder,
-                 resources=bench_resources, formats=bench_formats, toy=bench_toy, compare=bench_compare, scaling=bench_compare,
-                 curves=bench_curves)
+    known = {**{name[6:]: f for name, f in globals().items() if name.startswith('bench_')}, 'scaling': bench_compare}
     if what not in known:
         raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
     check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'), (1, 10 ** 7, 'num_gpus'),
                  (1e-3, 1e9, 'memory_gb peak_tflops'), (1e-3, 1, 'mfu'), (0, 1e40, 'tokens flop_budget'))
     result = known[what]()
-    if json and os.environ.get('RANK', '0') == '0':
+    if json and is_rank_0():
         print(dumps(dict(what=what, **(result or {}))))
     return result
 
@@ -366,17 +302,6 @@ def build(place, type_, knobs=config):
     model.compute_dtype = getattr(torch, type_)
     return model
 
-def bandwidth(place):
-    """Bytes per second at which this device reads its memory."""
-    x, best = torch.ones(500_000_000 if place.startswith('cuda') else 50_000_000, device=place), 0.0
-    for _ in range(10):
-        synchronize(place)
-        t = time.perf_counter()
-        x.sum()
-        synchronize(place)
-        best = max(best, 4 * len(x) / (time.perf_counter() - t))
-    return best
-
 def bench_sample():
     """Tokens per second of generation, and the share of what reading the weights and the cache once per token allows."""
     place, type_, compiled, why = machine()
@@ -386,15 +311,8 @@ def bench_sample():
     n = min(new_tokens, c.block_size - 1)
     if not n:
         raise UserError('a context of one token leaves none to generate: give a larger --block_size')
-    def generate():
-        synchronize(place)
-        t = time.perf_counter()
-        for _ in sample.generate(model, [[0]] * samples, n, 0.8, top_k=200, step=step):
-            pass
-        synchronize(place)
-        return time.perf_counter() - t
-    generate()
-    seconds = median(generate() for _ in range(rounds))
+    generate = lambda: [*sample.generate(model, [[0]] * samples, n, 0.8, top_k=200, step=step)]
+    seconds = median([seconds_of(generate, place) for _ in range(rounds + 1)][1:])       # the first compiles
     read = size * (model.flops_per_token(1) // 6 + samples * c.n_layer * c.n_kv_head * (c.n_embd // c.n_head) * n)
     limit, rate = bandwidth(place), n / seconds
     print(f'sample  | {samples} x {n} tokens in {seconds:.2f} s: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a token')
@@ -402,10 +320,7 @@ def bench_sample():
     return dict(tokens_per_second=samples * rate, share_of_bandwidth=rate * read / limit)
 
 def bench_check():
-    """
-    Whether this device computes what it should: loss, gradient norm before and after clipping, and the weights after one
-    step of the optimizer, against the plain forms in float64 on the CPU.
-    """
+    """Whether loss, gradients, their norm and the weights after one clipped step are those of the plain forms in float64 on the CPU."""
     (place, type_, compiled, _), failed = machine(), 0
     for name, fields in dict(llama=dict(qk_norm=True), gpt2=GPT2).items():
         torch.manual_seed(1)
@@ -413,32 +328,27 @@ def bench_check():
         true.compute_dtype = torch.float64
         for w in true.parameters():
             w.data += 0.02 * torch.randn_like(w)        # no layer is the identity
-        x, y = torch.randint(2000, (2, 4, 64))
-        forms = []
-        for dtype in sorted({'float32', type_}):
-            for fast in sorted({False, compiled}):
-                model = GPT(replace(true.config, attention='flash')).to(place)
-                model.load_state_dict(true.state_dict())
-                model.compute_dtype = getattr(torch, dtype)
-                optimizer = train.FlatOptimizer(model, weight_decay=0.1)
-                if fast:
-                    optimizer.compile()
-                loss = (torch.compile(model, dynamic=False) if fast else model)(x.to(place), y.to(place))[1]
-                (loss * optimizer.loss_scale).backward()
-                grads = {n: g.double().cpu() / float(optimizer.loss_scale) for n, g in optimizer.views(optimizer.g).items()}
-                forms.append((dtype, fast, model, loss, grads, optimizer.step(1e-3, 0.5)))
-        true(x, y)[1].backward()
-        grads, loss = {n: w.grad.clone() for n, w in true.named_parameters()}, true(x, y)[1]
+        start, (x, y) = {n: w.clone() for n, w in true.state_dict().items()}, torch.randint(2000, (2, 4, 64))
+        (loss := true(x, y)[1]).backward()
+        grads = {n: w.grad.clone() for n, w in true.named_parameters()}
         norm = train.clip_grad_norm(true.parameters(), 0.5)
         train.AdamW([dict(params=[w], weight_decay=0.1 * (w.dim() >= 2)) for w in true.parameters()]).step()
-        for dtype, fast, model, got, got_grads, got_norm in forms:
-            tolerance = 2e-2 if dtype != 'float32' else 2e-3 if place.startswith('cuda') else 1e-5      # TF32 on a GPU
-            pairs = {'loss': (got.detach(), loss.detach()), 'gradient norm': (got_norm, norm)}
-            pairs |= {f'gradient of {n}': (got_grads[n], g) for n, g in grads.items()}
+        for dtype, fast in itertools.product(sorted({'float32', type_}), sorted({False, compiled})):
+            model = GPT(replace(true.config, attention='flash')).to(place)
+            model.load_state_dict(start)
+            model.compute_dtype = getattr(torch, dtype)
+            optimizer = train.FlatOptimizer(model, weight_decay=0.1)
+            optimizer.compile(fast)
+            got = (torch.compile(model, dynamic=False) if fast else model)(x.to(place), y.to(place))[1]
+            (got * optimizer.loss_scale).backward()
+            pairs = {f'gradient of {n}': (g / optimizer.loss_scale, grads[n]) for n, g in optimizer.views(optimizer.g.clone()).items()}
+            pairs = {'loss': (got.detach(), loss.detach()), 'gradient norm': (optimizer.step(1e-3, 0.5), norm), **pairs}
             # Adam's first step is lr times the sign of a gradient, which of a tiny one may be either
-            pairs |= {f'{n} after a step': (torch.where(grads[n].abs() > 1e-2 * grads[n].abs().max(), w.detach().double().cpu(), v), v)
-                      for (n, w), v in zip(model.named_parameters(), (v.detach() for v in true.parameters()))}
-            errors = {what: float((a.detach().double().cpu() - b).norm() / b.norm()) for what, (a, b) in pairs.items()}
+            for (n, v), w in zip(true.named_parameters(), model.parameters()):
+                sure = grads[n].abs() > 1e-2 * grads[n].abs().max()
+                pairs[f'{n} after a step'] = torch.where(sure, w.detach().cpu(), v.detach()), v.detach()
+            errors = {what: float((a.cpu() - b).norm() / b.norm()) for what, (a, b) in pairs.items()}
+            tolerance = 2e-2 if dtype != 'float32' else 2e-3 if place.startswith('cuda') else 1e-5      # TF32 on a GPU
             wrong = next((what for what, error in errors.items() if not error < tolerance), None)
             failed += wrong is not None
             print(f'check   | {name}, {dtype}{", compiled" if fast else ""}: ' + (
@@ -472,10 +382,9 @@ def bench_formats():
 
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine, one after the other."""
-    train.check_knobs()
-    train.check_batch(1)
+    train.check_knobs(), train.check_batch(1)
     place, type_, compiled, why = machine()
-    cuda, before, first = place.startswith('cuda'), None, None
+    cuda, times, T, micro = place.startswith('cuda'), [], train.block_size, train.micro_batch_size or train.batch_size
     now = dict(dtype='float32', attention='naive', pad_to=1, flat=False, compile=False, tf32=False, capture=False)
     for name, change, missing in (
             ('float32, written out', {}, ''), ('TF32', dict(tf32=True), '' if cuda else 'not on this device'),
@@ -490,25 +399,20 @@ def bench_ladder():
         torch.set_float32_matmul_precision('high' if now['tf32'] else 'highest')
         GPT.pad_to, config['attention'] = now['pad_to'], now['attention']
         model = build(place, now['dtype'])
+        optimizer = train.FlatOptimizer(model) if now['flat'] else PlainOptimizer(model.parameters())
         if now['flat']:
-            optimizer = train.FlatOptimizer(model)
-            if compiled:
-                optimizer.compile()
-        else:
-            optimizer = PlainOptimizer(model)
-        T, micro = model.config.block_size, train.micro_batch_size or train.batch_size
+            optimizer.compile(compiled)
         fast = torch.compile(model, dynamic=False) if now['compile'] else model
         try:
             batch = RandomTokens(model.config.vocab_size).batch(range(micro), T, place)
             step = make_step(fast, optimizer, batch, train.batch_size // micro)
-            seconds = measure(capture(step) if now['capture'] else step, place)
+            times.append(measure(capture(step) if now['capture'] else step, place))
         except torch.OutOfMemoryError:
             print(f'ladder  | {name:22} | does not fit into the memory with --micro_batch_size={micro}')
             continue
-        first, before = first or seconds, before or seconds
+        first, before, seconds = times[0], times[-2:][0], times[-1]
         print(f'ladder  | {name:22} | {1e3 * seconds:8.1f} ms | {train.batch_size * T / seconds:10,.0f} tokens/s | '
               f'{before / seconds:.2f} times the row before, {first / seconds:.2f} times the first', flush=True)
-        before = seconds
 
 def capture(step):
     """A step recorded as one CUDA graph, which plays all its launches back at once."""
@@ -522,24 +426,17 @@ def capture(step):
         step()
     return graph.replay
 
-class PlainOptimizer:
+class PlainOptimizer(train.AdamW):
     """Clipping and AdamW tensor by tensor, with the interface of FlatOptimizer."""
-
-    def __init__(self, model):
-        self.params, self.loss_scale = list(model.parameters()), 1.0
-        self.adamw = train.AdamW(self.params)
+    loss_scale = 1.0
 
     def step(self, lr, max_norm):
-        train.clip_grad_norm(self.params, max_norm)
-        self.adamw.step()
-        self.adamw.zero_grad(set_to_none=True)
+        train.clip_grad_norm(self.param_groups[0]['params'], max_norm)
+        super().step()
+        self.zero_grad(set_to_none=True)
 
 def print_runs(place, type_, compiled, world_size, say):
-    """
-    How long well-known runs would take here, by a forward and backward pass of a part of their batch; evaluation and the
-    optimizer, which come once in many such parts, are left out. On a CPU it is not compiled, since that would take longer
-    than all else here. -> {name: minutes}
-    """
+    """How long well-known runs would take here, by a pass over a part of a batch; no optimizer, no evaluation. -> {name: minutes}"""
     minutes = {}
     for path in RUNS:
         knobs = {**defaults, **run_file(path, defaults, defaults)}
@@ -547,7 +444,7 @@ def print_runs(place, type_, compiled, world_size, say):
         try:
             model = build(place, type_, knobs)
             batch = RandomTokens(model.config.vocab_size).batch(range((16384 if place.startswith('cuda') else 1024) // T or 1), T, place)
-            fast = torch.compile(model, dynamic=False) if compiled and place != 'cpu' else model
+            fast = torch.compile(model, dynamic=False) if compiled and place != 'cpu' else model     # there it would take longer
             seconds = train.estimate(fast, batch, place) / batch[0].numel() * tokens / world_size
         except torch.OutOfMemoryError:
             say(f'here    | {path.stem}: 16,384 tokens at once do not fit into the memory')
@@ -709,42 +606,41 @@ def bench_train():
     train.check_batch(world_size)
     say = print if rank == 0 else lambda *args: None
     place, type_, _, _ = machine(local_rank, world_size, say)       # train.find_speed decides about compiling
-    model = build(place, type_)
+    model, cuda = build(place, type_), place.startswith('cuda')
     optimizer = train.FlatOptimizer(model, (train.beta1, train.beta2), train.adam_eps, train.weight_decay, rule=train.optimizer)
-    T = model.config.block_size
-    say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, '
-        f'{model.flops_per_token():.3g} FLOPs per token')
-    data = RandomTokens(model.config.vocab_size)
+    T, flops, data = model.config.block_size, model.flops_per_token(), RandomTokens(model.config.vocab_size)
+    say(f'model   | {model.num_params():,} parameters, vocabulary {data.vocab_size:,}, {flops:.3g} FLOPs per token')
     fast, compiled, micro, _ = train.find_speed(model, optimizer, data, T, place, world_size, train.max_iters, {}, say)
     tokens, grad_accum = train.batch_size * T, train.batch_size // world_size // micro
     say(f'batch   | {train.batch_size} x {T} = {tokens:,} tokens, {world_size} x {grad_accum} micro-batches of {micro}')
 
-    if place.startswith('cuda'):
+    if cuda:
         torch.cuda.reset_peak_memory_stats()        # the search for a micro-batch filled all of it
-    batch = data.batch(range(micro), T, place)
-    seconds = measure(make_step(fast, optimizer, batch, grad_accum, world_size), place)
-    achieved = tokens / seconds * model.flops_per_token()
-    peak, label = peak_flops(place) * world_size, 'MFU, of the published dense bf16 peak'
-    if not peak:
-        peak, label = matmul_flops(place, model.compute_dtype) * world_size, 'of the largest matmul rate measured here'
-    memory, whose = peak_memory(place)
-    say(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {tokens / seconds:,.0f} tokens/s')
+    make = partial(make_step, fast, optimizer, data.batch(range(micro), T, place), grad_accum)
+    seconds = measure(make(world_size), place)
+    rate, achieved, published = tokens / seconds, tokens / seconds * flops, peak_flops(place)
+    peak = world_size * (published or matmul_flops(place, model.compute_dtype))
+    label = 'MFU, of the published dense bf16 peak' if published else 'of the largest matmul rate measured here'
+    memory, whose = (torch.cuda.max_memory_allocated(place), 'of the GPU') if cuda else (peak_memory()[0], 'of the process')
+    say(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
     say(f'compute | {achieved / 1e12:.3g} TFLOP/s, {100 * achieved / peak:.1f}% {label} ({peak / 1e12:.3g} TFLOP/s)')
     say(f'memory  | {memory / 1e9:.2f} GB {whose} at most')
-    if world_size > 1:
-        print_scaling(make_step(fast, optimizer, batch, grad_accum, world_size, sync=False), optimizer, place, world_size, seconds, say)
+    if world_size > 1:          # what the processes lose to each other
+        alone, talk, size = measure(make(), place), measure(partial(all_reduce, optimizer.g), place), optimizer.g.nbytes
+        say(f'scaling | {100 * alone / seconds:.1f}% of {world_size} processes that do not talk; all-reduce of {size / 1e6:.1f} MB: '
+            f'{1e3 * talk:.2f} ms, {talk / seconds:.1%} of the step, {2e-9 * (1 - 1 / world_size) * size / talk:.1f} GB/s on the bus')
     if profile and rank == 0:
-        print_profile(make_step(fast, optimizer, batch, grad_accum), place)
-    del model, optimizer, fast, batch
+        print_profile(make(), place)
+    del model, optimizer, fast, make
     minutes = print_runs(place, type_, compiled, world_size, say)
     leave(place, world_size)
-    return dict(ms=1e3 * seconds, tokens_per_second=tokens / seconds, share_of_peak=achieved / peak, minutes=minutes)
+    return dict(ms=1e3 * seconds, tokens_per_second=rate, share_of_peak=achieved / peak, minutes=minutes)
 
 # -----------------------------------------------------------------------------
 # what a model costs, by arithmetic: nothing is built. c is a GPTConfig
 
 GPT2_SIZES = {'small': (12, 12, 768), 'medium': (24, 16, 1024), 'large': (36, 20, 1280), 'XL': (48, 25, 1600)}     # n_layer n_head n_embd
-ADAMW_FLOPS, CLIP_FLOPS = 14, 3     # of a step, per parameter: each + - * / and sqrt of train.adamw; the square, sum and scaling of a gradient
+ADAMW_FLOPS, CLIP_FLOPS = 14, 3     # of a step, per parameter: + - * / and sqrt of train.adamw; square, sum and scaling of a gradient
 
 def padding(c):
     """Rows that the model adds to its vocabulary: padding(GPTConfig(vocab_size=50257)) -> 47"""
@@ -765,11 +661,7 @@ def parameters(c):
             **{name: L * sum(a * b for a, b in part) for name, part in shapes.items()}, 'head': c.vocab_size * C * (not c.tie_weights)}
 
 def forward_flops(c, T):
-    """
-    FLOPs of the matmuls of a forward pass on a sequence of T tokens, by part: 2mkn for (m, k) times (k, n), no discount for the
-    causal mask. FlopCounterMode counts the same with attention='naive'. Of flash attention it sees nothing on a CPU; on a GPU it
-    counts 2.5 times the forward pass for the backward one and not 2, since that computes the scores again.
-    """
+    """FLOPs of the matmuls of a forward pass over T tokens, by part: 2mkn for (m, k) times (k, n), no discount for the causal mask."""
     size = parameters(c)
     return {'attention projections': 2 * T * size['attention projections'], 'attention scores, values': 4 * c.n_layer * c.n_embd * T * T,
             'mlp': 2 * T * size['mlp'], 'head': 2 * T * size['embedding'], 'padding': 2 * T * c.n_embd * padding(c)}
@@ -777,12 +669,11 @@ def forward_flops(c, T):
 def training_flops(c, T, recompute=False):
     """Forward and backward: behind each matmul are two of its size, for its two inputs. recompute: the blocks run twice."""
     flops = forward_flops(c, T)
-    return 3 * sum(flops.values()) + recompute * (sum(flops.values()) - flops['head'] - flops['padding'])
+    return (3 + recompute) * sum(flops.values()) - recompute * (flops['head'] + flops['padding'])
 
 def newton_schulz_flops(a, b):
     """Of train.orthogonalize for a matrix (a, b): five times x x^T, its square, and a sum of both times x."""
-    a, b = sorted((a, b))
-    return 5 * (4 * a * a * b + 2 * a ** 3)
+    return 5 * (4 * a * b * min(a, b) + 2 * min(a, b) ** 3)
 
 def training_days(flops, num_gpus, peak, mfu):
     return flops / (num_gpus * peak * mfu) / 86400
@@ -793,40 +684,31 @@ def chinchilla(flops):
 
 def activations(c, B, T, type_, place='cuda', recompute=False):
     """
-    Bytes that model.py, not compiled, keeps of B sequences of T tokens for the backward pass, by part. A matmul keeps its input
-    and, unless it is float32, the copy of its weight; a norm its input and the normalized one, in float32; attention q, k and v,
-    and the scores or, flash, its output. On a CPU flash attention computes bfloat16 in float32, and is written out with dropout.
-    recompute: the inputs of all blocks, and all of one.
+    Bytes that model.py, not compiled, keeps of B > 1 sequences of T tokens for the backward pass, by part, within 3%. A matmul keeps its
+    input and a copy of its weight that is not float32; a norm its input and the normalized one, in float32; attention q, k, v and scores
+    or flash's output, which on a CPU is in float32 for bfloat16, or written out with dropout. recompute: all blocks' inputs, all of one.
     """
     N, C, nh, w, cpu, drop = B * T, c.n_embd, c.n_head, getattr(torch, type_).itemsize, place == 'cpu', c.dropout > 0
-    K, grouped, moved, L = C // nh * c.n_kv_head, c.n_kv_head < nh, c.position == 'rope' or c.qk_norm, 1 if recompute else c.n_layer
-    flash = c.attention == 'flash' and not (cpu and drop)
+    K, L, flash = C // nh * c.n_kv_head, 1 if recompute else c.n_layer, c.attention == 'flash' and not (cpu and drop)
     a = 4 if cpu and c.attention == 'flash' and (type_ == 'bfloat16' or drop) else w        # bytes of a number in attention
-    # what the matmul wrote is kept where q or v is a view of it; naive attention copies them, unless there is one sequence
-    q_view = a == w and not moved and (flash or B == 1 and c.attention == 'naive')
-    v_view = a == w and not grouped and (flash or B == 1)
-    qkv = w * (C + 2 * K) * (q_view or v_view or c.qk_norm and w == 4) + a * C * (3 - q_view - (q_view and not grouped) - v_view)
+    # what the matmul wrote is kept where q, or k and v, are views of it
+    q_view, v_view = (flash and a == w and as_it_is for as_it_is in (c.position != 'rope' and not c.qk_norm, c.n_kv_head == nh))
+    qkv = a * C * (3 - q_view - v_view - (q_view and v_view)) + w * (C + 2 * K) * (q_view or v_view or c.qk_norm and w == 4)
     y = (a * C + 4 * nh) * flash + w * C * (not flash or a != w or c.position == 'rope')    # rope changes the order in memory
-    norms = (2 * L + (c.norm_position == 'pre')) * (8 * C + 4) * (c.norm != 'none')
-    qk_norms = ((4 if w == 4 else 8) * (C + K) + 4 * (nh + c.n_kv_head)) * c.qk_norm
-    weights = L * sum(i * j for part in matrices(c).values() for i, j in part) + C * (c.vocab_size + padding(c))
-    return {'norms': N * (norms + L * qk_norms), 'attention': N * L * (w * C + qkv + y),
-            'scores': 0 if flash else L * T * (N * nh * (4 + a * (a < 4 or drop) + (a if cpu else 1) * drop) + T * (c.attention == 'naive')),
-            'mlp': N * L * w * (C + c.d_ff * (4 if c.mlp == 'swiglu' else 2)),
-            'dropout': N * C * (2 * L * (w if cpu else 1) + (4 if cpu else 1)) * drop,
+    norms = 8 * C * (2 * L + (c.norm_position == 'pre')) * (c.norm != 'none') + L * (4 if w == 4 else 8) * (C + K) * c.qk_norm
+    weights = sum(parameters(c)[part] for part in matrices(c)) * L // c.n_layer + C * (c.vocab_size + padding(c))
+    return {'norms': N * norms, 'attention': N * L * (w * C + qkv + y),
+            'scores': (not flash) * L * T * (N * nh * (4 + a * (a < 4 or drop) + (a if cpu else 1) * drop) + T * (c.attention == 'naive')),
+            'mlp': N * L * w * (C + c.d_ff * (4 if c.mlp == 'swiglu' else 2)), 'dropout': 2 * N * L * C * (w if cpu else 1) * drop,
             'inputs of the blocks': N * c.n_layer * C * w * recompute, f'weights in {type_}': w * weights * (w < 4),
-            'head and loss': N * (w * C + 4 * c.vocab_size), 'tokens, positions': 16 * N + 8 * B + 8 * T * (c.position == 'learned')
-            + 4 * T * C // nh * (1 if w == 4 else L) * (c.position == 'rope')}
+            'head and loss': N * (w * C + 4 * c.vocab_size), 'tokens': 16 * N}
 
 def memory(c, B, T, type_, place='cuda', recompute=False, muon=False):
-    """
-    Bytes at the peak of a step, by part: weights, gradients and moments in float32, activations, and what the backward pass has
-    beside them where it has most: two gradients of the logits, that of the head, or two of the scores. Not yet measured on a
-    GPU; compiled code keeps less there, since it fuses, and computes again what is cheap.
-    """
+    """Bytes at the peak of a step, by part; compiled code keeps less. Not yet measured on a GPU."""
     N, head, hidden = B * T, (c.vocab_size + padding(c)) * c.n_embd, sum(parameters(c)[part] for part in matrices(c))
     n = sum(parameters(c).values()) + padding(c) * c.n_embd * (1 if c.tie_weights else 2)
-    scores = (8 * N * c.n_head * T - 4 * N * c.vocab_size) * (c.attention == 'naive')       # the loss is over by then
+    # beside what is kept: two gradients of the logits, that of the head, or two of the scores, when the loss is over
+    scores = (8 * N * c.n_head * T - 4 * N * c.vocab_size) * (c.attention == 'naive')
     return {'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n - 4 * hidden * muon, **activations(c, B, T, type_, place, recompute),
             'temporary gradients': max(8 * N * c.vocab_size, (4 if type_ == 'float32' else 6) * head, scores)}
 
@@ -852,48 +734,51 @@ def bench_resources():
     """What the model of the knobs costs, by part, beside what can be measured here, and what follows from it."""
     train.check_knobs(), train.check_batch(1)
     place, type_, _, _ = machine()
-    c, B, cuda = model_config(config), train.micro_batch_size or train.batch_size, place.startswith('cuda')
-    T, size, flops, how = c.block_size, parameters(c), forward_flops(c, c.block_size), dict(type_=type_, muon=config['optimizer'] == 'muon')
-    n, forward, training, total = sum(size.values()), sum(flops.values()), training_flops(c, T), lambda x: sum(x.values())
+    c, B, T, cuda = model_config(), train.micro_batch_size or train.batch_size, train.block_size, place.startswith('cuda')
+    size, flops, how = parameters(c), forward_flops(c, T), dict(T=T, type_=type_, muon=config['optimizer'] == 'muon')
+    total, summed = lambda x: sum(x.values()), lambda x: {**x, 'together': sum(x.values())}
+    n, forward, training = total(size), total(flops), training_flops(c, T)
     say = lambda name, *cells: print(' | '.join((f'{name:24}', *cells)).rstrip(' |'))
     share = lambda x, whole, width: f'{x:{width},} {100 * x / whole:5.1f}%' if x else ' ' * (width + 7)
     say('\npart' + ' ' * 20, '    parameters  share', 'FLOPs forward, a sequence  share', '       a token')
-    for part in (*list(size)[:4], *flops, 'together'):
-        p, f = (n, forward) if part == 'together' else (size.get(part, 0), flops.get(part, 0))
+    for part in (*list(size)[:4], *summed(flops)):
+        p, f = (summed(x).get(part, 0) for x in (size, flops))
         if p or f:
             say(part, share(p, n, 14), share(f, forward, 25), f'{f // T:14,}' if f else '')
     say('training', f'{training:,} FLOPs a sequence, 3 times forward; {training_flops(c, T, True):,} with blocks computed twice')
-    say('a step of AdamW', f'{(ADAMW_FLOPS + CLIP_FLOPS) * n:,} FLOPs: {ADAMW_FLOPS} a parameter (each + - * / sqrt), and {CLIP_FLOPS} to clip')
+    say('a step of AdamW', f'{(ADAMW_FLOPS + CLIP_FLOPS) * n:,} FLOPs: {ADAMW_FLOPS} a parameter (each + - * / sqrt), and '
+        f'{CLIP_FLOPS} to clip')
     say('a step of Muon', f'{c.n_layer * sum(newton_schulz_flops(*s) for part in matrices(c).values() for s in part):,} FLOPs in matmuls: '
         '5 (4 a^2 b + 2 a^3) for each matrix of a block, a <= b\n')
 
-    ways = {way: (replace(c, attention=way.split(',')[0]), way.endswith('twice')) for way in ('naive', 'flash', 'flash, blocks twice')}
-    columns = [memory(x, B, T, recompute=twice, **how) for x, twice in ways.values()]
-    unit, u = (1e9, 'GB') if total(columns[0]) >= 1e9 else (1e6, 'MB')
-    say(f'memory of a GPU in {u}', *(f'{way:>19}' for way in ways), f'{B} x {T:,} tokens, {type_}')
+    ways = {way: dict(how, c=replace(c, attention=way[:5]), recompute='twice' in way) for way in ('naive', 'flash', 'flash, blocks twice')}
+    columns = [summed(memory(B=B, **x)) for x in ways.values()]
+    unit, u = (1e9, 'GB') if columns[0]['together'] >= 1e9 else (1e6, 'MB')
     cache = 2 * c.n_layer * B * T * c.n_embd // c.n_head * c.n_kv_head * getattr(torch, type_).itemsize
-    for part in (*columns[0], 'together', 'KV cache'):
-        row = [{**x, 'together': total(x), 'KV cache': cache}[part] for x in columns]
+    say(f'memory of a GPU in {u}', *(f'{way:>19}' for way in ways), f'{B} x {T:,} tokens, {type_}')
+    for part in (*columns[0], 'KV cache'):
+        row = [x.get(part, cache) for x in columns]
         if any(row):
             say(part, *(f'{x / unit:19,.2f}' for x in row))
-    room, fields = torch.cuda.mem_get_info()[0] / 2 if cuda else 4e9, ('weights', 'gradients', 'moments')
+    room = torch.cuda.mem_get_info()[0] / 2 if cuda else 4e9
     b = next((b for b in (B, 1) if total(memory(c, b, T, type_, place)) < room and (cuda or b * forward < 2e12)), 0)
-    found, guess = measure_memory(build(place, type_), b, T, place) if b else {}, memory(c, b, T, place=place, **how)
-    guess = dict(peak=total(guess)) if cuda else {**{k: guess[k] for k in fields}, 'activations': total(activations(c, b, T, type_, place))}
+    found, guess = measure_memory(build(place, type_), b, T, place) if b else {}, memory(c, b, place=place, **how)
+    guess = dict(peak=total(guess)) if cuda else dict([*guess.items()][:3], activations=total(activations(c, b, T, type_, place)))
     for name, sizes in dict(predicted=guess, measured=found).items():
         say(f'{name} on {place}', f'{b} x {T:,} tokens: ' + ' + '.join(f'{part} {x / unit:,.2f}' for part, x in sizes.items()) +
             f' = {total(sizes) / unit:,.2f} {u}' if b else 'one sequence would take too much memory or time')
 
     D = tokens or train.max_iters * train.batch_size * T
-    all_flops = training / T * D
-    most = {way: largest_batch(x, T, limit=1e9 * memory_gb, recompute=twice, **how) for way, (x, twice) in ways.items()}
-    N, best = chinchilla(flop_budget or all_flops)
-    say('\nlargest batch' + ' ' * 11, f'{memory_gb:g} GB hold ' + '; '.join(f'{x:,} ({way})' for way, x in most.items()))
-    say('largest model', f'{num_gpus:,} x {memory_gb:g} GB hold {num_gpus * memory_gb / 16:.4g}B parameters with AdamW: 16 bytes each, no activations')
-    say('time', f'{duration(86400 * training_days(all_flops, num_gpus, 1e12 * peak_tflops, mfu))} for {D:,.4g} tokens, {all_flops:.3g} FLOPs, '
+    spent = training / T * D
+    N, best = chinchilla(flop_budget or spent)
+    say('\nlargest batch' + ' ' * 11, f'{memory_gb:g} GB hold ' + '; '.join(
+        f'{largest_batch(limit=1e9 * memory_gb, **x):,} ({way})' for way, x in ways.items()))
+    say('largest model', f'{num_gpus:,} x {memory_gb:g} GB hold {num_gpus * memory_gb / 16:.4g}B parameters with AdamW: 16 bytes each, '
+        'no activations')
+    say('time', f'{duration(86400 * training_days(spent, num_gpus, 1e12 * peak_tflops, mfu))} for {D:,.4g} tokens, {spent:.3g} FLOPs, '
         f'with {num_gpus:,} x {peak_tflops:g} TFLOP/s at {100 * mfu:g}%')
-    say('Chinchilla', f'{flop_budget or all_flops:.3g} FLOPs do most for {N:.3g} parameters on {best:.3g} tokens: 20 a parameter\n')
-    say(f'GPT-2 in {type_}', ' parameters', '      FLOPs forward', 'projections', 'scores', '  mlp', ' head', 'GB naive', 'GB flash, 1 sequence')
+    say('Chinchilla', f'{flop_budget or spent:.3g} FLOPs do most for {N:.3g} parameters on {best:.3g} tokens: 20 a parameter\n')
+    say(f'GPT-2 in {type_}', ' parameters |       FLOPs forward | projections | scores |   mlp |  head | GB naive | GB flash, 1 sequence')
     for name, T in [*((name, 1024) for name in GPT2_SIZES), ('XL', 16384)]:
         c = GPTConfig(block_size=T, **dict(zip(('n_layer', 'n_head', 'n_embd'), GPT2_SIZES[name])), **GPT2)
         *parts, _ = forward_flops(c, T).values()        # as it is, without padding
