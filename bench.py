@@ -243,7 +243,7 @@ def encode_contests(tok, docs, path):
 def short_contest(tok, tik, text):
     """Strings of a few characters, as lists, when all words were seen before."""
     for length in (20, 200, 1000, 10_000):
-        some = [text[i:i + length] for i in range(len(text) // 2, len(text) - length, length)][:max(5, 100_000 // length)]
+        some = [text[i:i + length] for i in range(len(text) // 2, len(text) - length, length)][:max(5, 100_000 // length)] or [text]
         seconds = [[seconds_of(lambda: [f(s) for s in some]) for f in (tok.encode, tik.encode_ordinary)] for _ in range(20 + rounds)]
         ours, theirs = (1e6 * median(seen) / len(some) for seen in zip(*seconds[20:]))
         print(f'{f"encode {length:,} characters":26} | {ours:.1f} us | tiktoken {theirs:.1f} us | {ours / theirs:.2f} of its time')
