@@ -8,7 +8,10 @@ How fast things are on this machine, and how close to the limit.
     python bench.py --what=ladder                  # from the plain form to the fast one, a row for each step
     python bench.py --what=check                   # does this device compute what it should?
     python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold, and what becomes of gradients
+    python bench.py --what=toy                     # SGD to AdamW, at rates from too low to too high
+    python bench.py --what=curves --runs=out/a,out/b             # several runs in one picture and one table
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
+    python bench.py config/lab.py config/lab_ablations.py        # what does each part buy? see config/lab_*.py
     python bench.py --what=tokenizer --dataset=my_text.txt       # beside rustbpe, tokenizers, tiktoken, riptoken where installed
 
 It takes the knobs of train.py, trains on random tokens, and prints milliseconds, tokens/s, MFU and peak memory, and how long two well-known

@@ -2103,8 +2103,8 @@ def test_a_run_leaves_what_was_promised():
     run = result['run']
     assert run == Path('out/corpus') and last.name == 'step_00000012'
     assert [e['step'] for e in log if 'loss' in e] == list(range(12)) and [e['step'] for e in log if 'val_loss' in e] == [5, 10, 12]
-    assert {'step', 'loss', 'lr', 'grad_norm', 'tokens_per_second', 'mfu', 'seconds'} == set(log[0])
-    assert {'step', 'val_loss', 'val_bpb'} == set(log[-1])
+    assert {'step', 'tokens', 'loss', 'lr', 'grad_norm', 'tokens_per_second', 'mfu', 'seconds'} == set(log[0])
+    assert {'step', 'tokens', 'seconds', 'val_loss', 'val_bpb'} == set(log[-1])
     assert (run / 'curves.png').read_bytes()[:4] == b'\x89PNG'
     assert losses(log)[-1] < losses(log)[0]
     assert {p.name for p in last.iterdir()} == {
@@ -2906,7 +2906,7 @@ def test_the_flops_of_an_optimizer_step_are_those_of_its_operations():
             return out
     p, g, m, v = torch.rand(4, n)
     with Count() as count:
-        bench.train.adamw(p, g, m, v, 0.1, 0.1, 0.9, 0.9, 0.99, 1e-8)
+        bench.train.adamw(p, g, m, v, 0.1, 0.1, 0.9, 0.9, 0.9, 0.99, 1e-8)
     assert count.flops == bench.ADAMW_FLOPS * n
     w = torch.nn.Parameter(p)
     w.grad = g
@@ -3071,7 +3071,7 @@ def test_the_end_of_one_process_of_several_keeps_its_status_and_its_last_words(e
 
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(monkeypatch):
     module = script('train', '--batch_size=10')
-    with pytest.raises(UserError, match='8 and 12'):
+    with pytest.raises(UserError, match='take 8 or 12'):
         module.check_batch(4)
     with pytest.raises(UserError, match=r'\[2, 5\]|\[5, 2\]'):
         script('train', '--batch_size=10', '--micro_batch_size=4').check_batch(1)

@@ -391,9 +391,9 @@ def draw_curves(logs, path):
             log = [dict(e, run=name) for e in log if x in e][-1:] if y == 'run' else log
             plot(ax, x, y, log, i, *'o' * (y == 'run'), label=name), plot(ax, x, 'val_loss', log if y == 'loss' else [], i, 'o--')
         ax.set(title=f'{y} by {x}', xscale='log' if x == 'lr' else 'linear', **(dict(yscale='log') if y in ('grad_norm', 'lr') else {}))
-        if losses := sorted(z for l in ax.lines for z in (l.get_ydata() if y == 'loss' else l.get_xdata()) if 'loss' in x + y and math.isfinite(z)):
-            limits = 0.98 * losses[0], min(1.02 * losses[-1], 1.5 * losses[len(losses) // 2])       # what matters is below
-            ax.set_ylim(limits) if y == 'loss' else ax.set_xlim(limits)
+        data = [z for line in ax.lines for z in (line.get_ydata() if y == 'loss' else line.get_xdata()) if 'loss' in x + y]
+        if losses := sorted(filter(math.isfinite, data)):       # what matters is below
+            (ax.set_ylim if y == 'loss' else ax.set_xlim)(0.98 * losses[0], min(1.02 * losses[-1], 1.5 * losses[len(losses) // 2]))
         if x == 'lr':
             ax.axvline(suggest_lr(alone), color='C3', label=f'suggested: {suggest_lr(alone):.1e}')
     for ax, what in zip(axes[6:], SEEN if looks else ()):
