@@ -72,6 +72,7 @@ config = configure(globals(), vars(train))
 train.config.update({k: config[k] for k in train.config})
 
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
+folder_of = partial(re.sub, '[^A-Za-z0-9.]+', '_')      # name of an arm -> name of its folder
 
 # what people ask about: config files, whose runs `python bench.py` estimates
 HERE = Path(__file__).parent
@@ -272,7 +273,7 @@ def main():
     known = {**{name[6:]: f for name, f in globals().items() if name.startswith('bench_')}, 'scaling': bench_compare}
     if what not in known:
         raise UserError(f'--what={what} is not known: give one of {", ".join(known)}')
-    check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens'), (0, 10 ** 6, 'warmup_steps'), (1, 10 ** 7, 'num_gpus'),
+    check_ranges(config, (1, 10 ** 6, 'steps rounds samples new_tokens seeds'), (0, 10 ** 6, 'warmup_steps'), (1, 10 ** 7, 'num_gpus'),
                  (1e-3, 1e9, 'memory_gb peak_tflops'), (1e-3, 1, 'mfu'), (0, 1e40, 'tokens flop_budget'))
     result = known[what]()
     if json and is_rank_0():
@@ -461,18 +462,21 @@ def print_runs(place, type_, compiled, world_size, say):
 
 def read_arms():
     """{name of an arm: its arguments}"""
-    lines = (line.partition(':') for line in re.split('[\n;]', arms) if line.strip())
-    found = {name.strip(): [str(HERE / a) if a.endswith('.py') and not os.path.exists(a) else a for a in text.split()] for name, _, text in lines}
-    if 'RANK' in os.environ:
-        raise UserError('experiments run in one process: start bench.py without torchrun')
-    if not found:
-        raise UserError('there are no arms to compare: give config/lab_ablations.py, or --arms="small: --n_embd=64; large: --n_embd=128"')
+    lines = [line.partition(':') for line in re.split('[\n;]', arms) if line.strip()]
+    here = lambda a: str(HERE / a) if a.endswith('.py') and not os.path.exists(a) else a
+    found = {name.strip(): [here(a) for a in text.split()] for name, _, text in lines}
+    if 'RANK' in os.environ or mock._patch._active_patches:
+        raise UserError('experiments run in one process, and config/broken_*.py belong into arms: start bench.py without these')
+    if not found or len({folder_of(x).lower() for x in found}) < len(lines) or any(x.startswith('-') for x in found):
+        raise UserError('arms need names of their own: give config/lab_ablations.py, or --arms="small: --n_embd=64; big: --n_embd=128"')
     return found
 
 def run_arm(args, folder, seed):
     """Trains with these arguments, in this process, unless that has been done. -> the knobs, the entries of the log"""
     try:
-        knobs = read_arguments(args, dict(config, seed=seed))[0]        # a file may patch the code, see config/broken_*.py
+        knobs, end = read_arguments(args, dict(config, seed=seed))[0], []       # a file may patch the code, see config/broken_*.py
+        if other := [k for k in ('init_from', 'lr_schedule', 'eval_only') if knobs[k] != defaults[k]]:
+            raise UserError(f'{other[0]} = {knobs[other[0]]!r} can not be compared: leave it out, and start train.py for it')
         ours = dict({k: knobs[k] for k in train.config}, out_dir=folder.as_posix(), init_from='scratch')
         if (folder / 'config.py').exists() and (folder / 'config.py').read_text(encoding='utf-8') != as_file(ours):
             raise UserError(f'{folder} holds a run with other knobs: remove it, or give another --out_dir')
@@ -480,7 +484,6 @@ def run_arm(args, folder, seed):
             space.update(ours, init_from='auto')
         torch.compiler.reset()          # it keeps only so many models
         folder.mkdir(parents=True, exist_ok=True)
-        end = []
         with open(folder / 'output.txt', 'a', encoding='utf-8') as f, contextlib.redirect_stdout(f):
             try:
                 train.main()
@@ -495,13 +498,13 @@ def run_arm(args, folder, seed):
 def bench_compare():
     """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's. Goes on where it was stopped."""
     named, models, out = read_arms(), {}, Path(config['out_dir'] or 'out/compare')
-    place = choose_device(train.device)[0]
+    place, logs = choose_device(train.device)[0], {name: [] for name in named}
     peak = peak_flops(place) or matmul_flops(place, getattr(torch, choose_dtype(train.dtype, place)[0]))
-    logs = {name: [] for name in named}
+    [(read_arguments(args, config), mock.patch.stopall()) for args in named.values()]       # mistakes are found before anything is trained
     for seed, (name, args) in itertools.product(range(config['seed'], config['seed'] + seeds), named.items()):
         t = time.perf_counter()
         try:
-            knobs, log = run_arm(args, out / f'{re.sub("[^A-Za-z0-9.]+", "_", name)}-{seed}', seed)
+            knobs, log = run_arm(args, out / f'{folder_of(name)}-{seed}', seed)
         except SystemExit:
             print('\nstopped; the same command goes on', flush=True)
             raise
@@ -515,11 +518,12 @@ def bench_compare():
               f'{ends(log)["val_loss"]:.4f} | {duration(time.perf_counter() - t)}', flush=True)
     print_table(logs)
     mean = lambda rows: {k: sum(e[k] for e in rows) / len(rows) for k in rows[0] if all(type(e.get(k)) in (int, float) for e in rows)}
-    train.draw_curves({name: [mean(rows) for rows in zip(*found)] for name, found in logs.items()}, out / 'curves.png')
+    train.draw_curves({name: [mean(rows) for key in ('loss', 'val_loss') for rows in zip(*([e for e in log if key in e] for log in found))]
+                       for name, found in logs.items()}, out / 'curves.png')
     print(f'picture | {out}/curves.png; the runs, their output and logs are in {out}')
     if what == 'scaling':
-        fit_law([(models[name].flops_per_token(0) / 6, ends(log)['tokens'], ends(log)['val_loss']) for name in logs for log in logs[name]],
-                out)
+        fit_law([(models[name].flops_per_token(0) / 6, ends(log)['tokens'], ends(log)['val_loss']) for name in logs for log in logs[name]
+                 if math.isfinite(ends(log)['val_loss'])], out)
     return dict(runs={name: [ends(log)['val_loss'] for log in found] for name, found in logs.items()})
 
 def ends(log):
@@ -532,14 +536,14 @@ def print_table(logs):
     print('|' + '---|' * 9)
     first = None
     for name, found in logs.items():
-        losses, last = [ends(log)['val_loss'] for log in found], ends(found[0])
+        losses, last = [ends(log)['val_loss'] for log in found], min(map(ends, found), key=lambda e: not math.isfinite(e['val_loss']))
         finite = [x for x in losses if math.isfinite(x)]
-        loss = sum(finite) / len(finite) if finite else math.inf
+        loss = sum(finite) / len(finite) if finite else losses[0]
         first = loss if first is None else first
-        halves = [[e for e in log[len(log) // 2:] if 'loss' in e] for log in found]
+        halves = [[e for e in log[len(log) // 2:] if math.isfinite(e.get('loss', math.nan))] for log in found]
         lines, jumps = sum(halves, []), [a['loss'] - b['loss'] for half in halves for a, b in itertools.pairwise(half)]
         middle = lambda key: median(e[key] for e in lines if e.get(key)) if any(e.get(key) for e in lines) else math.nan
-        diverged = f' ({len(losses) - len(finite)} of {len(losses)} diverged)' if len(finite) < len(losses) else ''
+        diverged = f' ({losses.count(math.inf)} of {len(losses)} diverged)' if math.inf in losses else ''
         print(f'| {name} | {loss:.4f}' + (f' ± {stdev(finite):.4f}' if len(finite) > 1 else '') + diverged + f' | {loss - first:+.4f} | ' +
               (f'{last["val_bpb"] * loss / last["val_loss"]:.3f}' if last['val_bpb'] and finite else '') + f' | {last["step"]:,} | '
               f'{short(last.get("tokens", 0))} | ' + (f'{stdev(jumps) / 2 ** 0.5:.3f}' if len(jumps) > 1 else '') +
@@ -550,7 +554,6 @@ def fit_law(points, out):
     Fits loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) to (N weights of matmuls, D tokens, loss), by
     least squares of the logarithms from several starts, and draws it.
     """
-    from matplotlib.figure import Figure
     N, D, L = torch.tensor(points, dtype=torch.float64).T.log()
     law = lambda w, N, D: torch.logsumexp(torch.stack([w[0].expand_as(N), w[1] - w[2] * N, w[3] - w[4] * D]), 0)
     def fit(start):
@@ -565,6 +568,9 @@ def fit_law(points, out):
     error, w = min((fit((e, 4.0, a, 4.0, b)) for e in (-1.0, 0.5) for a in (0.2, 0.6) for b in (0.2, 0.6)), key=lambda found: found[0])
     print(f'law     | loss = {w[0].exp():.2f} + {w[1].exp():.3g} / N^{w[2]:.2f} + {w[3].exp():.3g} / D^{w[4]:.2f}, off by '
           f'{100 * error:.1f}% (N weights of matmuls, D tokens; {len(points)} runs)')
+    if not util.find_spec('matplotlib'):
+        return print(f'no {out}/law.png: pip install matplotlib')
+    from matplotlib.figure import Figure
     ax = (figure := Figure(figsize=(7, 5), layout='constrained')).subplots()
     for i, n in enumerate(N.unique()):
         d = torch.linspace(D.min(), D.max(), 50, dtype=torch.float64)
@@ -576,14 +582,14 @@ def fit_law(points, out):
 
 def bench_curves():
     """Several runs on one picture, and how they ended."""
-    logs = {Path(run).name: read_log(Path(run) / 'log.jsonl') for run in runs.split(',') if run}
+    folders = [Path(run.strip()) for run in runs.split(',') if run.strip()]
+    logs = {f.as_posix() if [x.name for x in folders].count(f.name) > 1 else f.name: read_log(f / 'log.jsonl') for f in folders}
     if not all(logs.values()) or not logs:
         raise UserError(f'--runs={runs}: give folders of runs with commas between them, such as --runs=out/python,out/python-2')
     print_table({name: [log] for name, log in logs.items()})
     path = Path(config['out_dir'] or 'out') / 'curves.png'
     path.parent.mkdir(parents=True, exist_ok=True)
-    train.draw_curves(logs, path)
-    print(f'picture | {path}')
+    train.draw_curves(logs, path), print(f'picture | {path}')
 
 def bench_toy():
     """A matrix of 10 x 10 normal numbers times 5, whose mean square is to be 0: the loss after 10 and 100 steps of rate / sqrt(step)."""

@@ -55,6 +55,7 @@ FOREIGN = {
     'decay_lr': 'set --min_lr to the learning rate for a constant one',
     'always_save_checkpoint': 'a checkpoint is saved at every evaluation, and the best is kept',
     **dict.fromkeys(('what', 'arms'), 'it is a knob of bench.py: `python bench.py` with these arguments'),
+    'muon': 'write --optimizer=muon, or --optimizer=adamw',
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
 }
 

@@ -742,7 +742,8 @@ def load_tensors(paths, expected, renamed=dict):
 
 def read_state(folder):
     """training.json of a checkpoint, what train.py resumes from. Raises UserError if it is not as train.py writes it."""
-    state = dict(dict(optimizer='adamw', knobs={}), **read_json(folder / 'training.json'))
+    state = dict(dict(knobs={}), **read_json(folder / 'training.json'))
+    state.setdefault('optimizer', 'muon' if state.get('muon') else 'adamw')
     numbers = dict(step=int, windows=int, updates=int, seconds=float, began=float, loss_scale=float)
     if not (all(type(state.get(k)) is kind for k, kind in dict(numbers, val=list, optimizer=str, auto=dict, knobs=dict).items())
             and all(0 <= state[k] < 1 << 53 for k in numbers)

@@ -2528,6 +2528,11 @@ def test_diagnostics_are_recorded_with_each_evaluation_and_change_nothing(capsys
     assert set(sample_module.SEEN) < set(found[0]) and list(found[0]['weights']) == ['wte', 'h.0', 'h.1'] and list(found[0]['dead']) == ['h.0', 'h.1']
     assert all(sum(shares) == pytest.approx(1, abs=1e-3) for shares in found[1]['activations'].values())
     assert found[1]['updates']['h.0'] < found[0]['updates']['h.0'] < -0.5         # the rate falls
+    assert [e['step'] for e in train_here('--max_iters=4', '--eval_interval=100', '--diagnostics')[1] if 'entropy' in e] == [3]
+    # gradients of float16 as they are, not as they are scaled
+    half = [e for e in train_here('--max_iters=3', '--eval_interval=3', '--diagnostics', '--dtype=float16')[1] if 'entropy' in e][0]
+    usual = lambda shares: sum(x * y for x, y in zip(sample_module.LOG_BINS, shares)) / sum(shares)
+    assert usual(half['gradients']['h.1']) == pytest.approx(usual(found[0]['gradients']['h.1']), abs=0.3)
     small, large = ((run['run'] / 'curves.png').stat().st_size for run in (plain, looked))
     assert large > 1.5 * small
 
@@ -2987,10 +2992,41 @@ def test_an_arm_that_diverges_is_said_and_the_others_go_on(capsys):
     assert runs['ill'] == [math.inf] * 2 and all(x < 6 for x in runs['well'])
     assert '| ill | inf (2 of 2 diverged)' in capsys.readouterr().out
     assert 'diverged: ' in Path('out/compare/ill-1/output.txt').read_text()
-    with pytest.raises(UserError, match='no arms'):
-        script('bench', '--what=compare').main()
+    for wrong in '', '--n_embd=16; --n_embd=32', 'a b:; a_b:', 'same:; same: --seed=2':
+        with pytest.raises(UserError, match='names of their own'):
+            script('bench', '--what=compare', f'--arms={wrong}').main()
+    with pytest.raises(UserError, match='can not be compared'):
+        script('bench', *LAB, '--arms=a: --lr_schedule=find', '--out_dir=out/other').main()
+    with pytest.raises(UserError, match='belong into arms'):
+        script('bench', str(HERE / 'config' / 'broken_no_mask.py'), *LAB, '--arms=a:; b: --seed=2').main()
+    mock.patch.stopall()
     with pytest.raises(UserError, match='did you mean n_embd'):
         script('bench', *LAB, '--arms=a: --n_emb=3').main()
+
+def test_numbers_that_are_not_finite_spoil_neither_table_nor_law_nor_suggestion(capsys):
+    bench = script('bench')
+    line = lambda step, loss: dict(step=step, tokens=step, loss=loss, tokens_per_second=5.0, mfu=None)
+    end = lambda loss, bpb: dict(step=4, tokens=4, val_loss=loss, val_bpb=bpb)
+    well, ill = [line(0, 3.0), line(2, 2.0), line(3, 1.9), end(1.5, 0.75)], [line(0, 3.0), line(2, math.nan), line(3, math.inf)]
+    bench.print_table(dict(mixed=[[*ill, dict(step=4, val_loss=math.inf, val_bpb=math.inf)], well, well], unfinished=[well[:3]]))
+    out = capsys.readouterr().out
+    assert '| mixed | 1.5000 ± 0.0000 (1 of 3 diverged) | +0.0000 | 0.750 | 4 | 4 |' in out and '| unfinished | nan | +nan |' in out
+    train_module.draw_curves(dict(well=well, ill=ill), Path('curves.png'))      # as they come, with a sign that is no formula
+    train_module.draw_curves({'a $x^$': well, 'b': well}, Path('curves.png'))
+    rows = [dict(find=True, lr=10.0 ** (i / 10 - 3), loss=(i - 20) ** 2 + 0.0 if i < 29 else math.nan) for i in range(30)]
+    assert train_module.suggest_lr(rows) == pytest.approx(10 ** -1 / 3)
+
+def test_the_picture_of_an_experiment_has_every_end_though_seeds_have_different_lengths(monkeypatch):
+    write_corpus()
+    bench = script('bench', *LAB, '--arms=a:; b: --n_layer=1')
+    drawn, lengths = [], iter((6, 4, 5, 3))
+    def run_arm(args, folder, seed):
+        n = next(lengths)
+        return bench.config, [*(dict(step=i, loss=1.0 * n) for i in range(n)), dict(step=n, val_loss=2.0 * n, val_bpb=1.0)]
+    bench.run_arm, bench.train.draw_curves = run_arm, lambda logs, path: drawn.append(logs)
+    bench.main()
+    assert {name: [e['val_loss'] for e in log if 'val_loss' in e] for name, log in drawn[0].items()} == dict(a=[11.0], b=[7.0])
+    assert [e['loss'] for e in drawn[0]['b'] if 'loss' in e] == [3.5] * 3
 
 @pytest.mark.parametrize('fault, sign', [
     ('no_zero_grad', lambda broken, right: broken['norm'][-1] > 3 * right['norm'][-1]),
@@ -3034,6 +3070,10 @@ def test_curves_of_several_runs_are_one_table_and_one_picture(capsys):
     out = capsys.readouterr().out
     assert f'| run1 | {a["val_loss"]:.4f} | +0.0000 |' in out and f'| run2 | {b["val_loss"]:.4f} | {b["val_loss"] - a["val_loss"]:+.4f} |' in out
     assert Path('out/curves.png').read_bytes()[:4] == b'\x89PNG'
+    os.makedirs('other')
+    shutil.copytree('out/run1', 'other/run1')
+    script('bench', '--what=curves', '--runs=out/run1, other/run1').main()
+    assert '| out/run1 |' in (out := capsys.readouterr().out) and '| other/run1 |' in out
     for wrong in '', 'out/run1,gone':
         with pytest.raises(UserError, match='give folders'):
             script('bench', '--what=curves', f'--runs={wrong}').main()
@@ -3055,7 +3095,7 @@ def test_a_law_of_scaling_is_found_again(capsys):
     points = [(float(n), float(d), 1.7 + 400 / float(n) ** 0.5 + 900 / float(d) ** 0.45) for n, d in zip(N.flatten(), D.flatten())]
     Path('out').mkdir()
     script('bench').fit_law(points, Path('out'))
-    numbers = [float(x) for x in re.findall(r'[\d.]+(?:e[+-]\d+)?', capsys.readouterr().out.split('=')[1])][:6]
+    numbers = [float(x) for x in re.findall(r'-?[\d.]+(?:e[+-]\d+)?', capsys.readouterr().out.split('=')[1])][:6]
     assert numbers == pytest.approx([1.7, 400, 0.5, 900, 0.45, 0.0], rel=0.03, abs=0.1) and Path('out/law.png').exists()
 
 # -----------------------------------------------------------------------------
@@ -3898,6 +3938,25 @@ def test_the_readme_names_files_that_exist_and_lists_them_all():
     assert {p.name for p in HERE.glob('*.py')} <= named
     for command in re.findall(r'^(?:python|torchrun \S+) (\S+\.py)', text, re.M):
         assert (HERE / command).exists(), command
+
+def test_the_adapter_of_the_readme_gives_a_course_its_own_rope(monkeypatch):
+    monkeypatch.setattr(GPT, 'pad_to', GPT.pad_to)      # the adapter changes it
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    text = (HERE / 'README.md').read_text(encoding='utf-8')
+    Path('adapters.py').write_text(re.search(r'```python\n(import sys, torch\n.*?)```', text, re.S)[1])
+    space = runpy.run_path('adapters.py')
+    assert len([name for name in space if name.startswith('run_')]) == 19 and GPT.pad_to == 1
+    def turned(x, positions):       # neighbours as complex numbers
+        angles = positions[..., None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (4, 2))) * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    x, positions = torch.randn(2, 5, 8), torch.tensor([[3, 1, 4, 1, 5], [0, 1, 2, 3, 4]])
+    close(space['run_rope'](8, 100.0, 16, x, positions), turned(x, positions), 1e-5)
+    wq, wk, wv, wo = torch.randn(4, 16, 16) / 4
+    x = torch.randn(2, 5, 16)
+    q, k, v = ((x @ w.T).unflatten(-1, (2, 8)).transpose(1, 2) for w in (wq, wk, wv))
+    y = F.scaled_dot_product_attention(turned(q, torch.arange(5)), turned(k, torch.arange(5)), v, is_causal=True).transpose(1, 2).flatten(2) @ wo.T
+    close(space['run_multihead_self_attention_with_rope'](16, 2, 16, 100.0, wq, wk, wv, wo, x), y, 1e-5)
+    assert space['get_adamw_cls']()(torch.nn.Linear(2, 2).parameters(), lr=1.0, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1)
 
 if __name__ == '__main__':
     if '--long' in sys.argv:

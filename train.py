@@ -369,7 +369,7 @@ def suggest_lr(log):
     """A third of the rate at which the loss of a range test, as a mean of some steps, was lowest."""
     lr, loss = torch.tensor([[e['lr'], e['loss']] for e in log if 'find' in e]).T
     n = -(-len(lr) // 10)
-    return float(lr[int(loss.unfold(0, n, 1).mean(1).argmin()) + n // 2]) / 3
+    return float(lr[int(loss.nan_to_num(math.inf).unfold(0, n, 1).mean(1).argmin()) + n // 2]) / 3
 
 def draw_curves(logs, path):
     """
@@ -387,13 +387,13 @@ def draw_curves(logs, path):
                                                            lw=1, ms=4, color=colormaps['tab20'](i * 2 % 20 + i // 10 % 2), **kw)
     for ax, x, y in zip(axes, ('step', 'lr' if found else 'tokens', 'seconds', 'step', 'step', 'step' if alone else 'val_loss'),
                         ('loss', 'loss', 'loss', 'grad_norm', 'lr', 'tokens_per_second' if alone else 'run')):
-        for i, (name, log) in enumerate(logs.items()):
+        for i, (name, log) in enumerate((name.replace('$', r'\$'), log) for name, log in logs.items()):
             log = [dict(e, run=name) for e in log if x in e][-1:] if y == 'run' else log
             plot(ax, x, y, log, i, *'o' * (y == 'run'), label=name), plot(ax, x, 'val_loss', log if y == 'loss' else [], i, 'o--')
         ax.set(title=f'{y} by {x}', xscale='log' if x == 'lr' else 'linear', **(dict(yscale='log') if y in ('grad_norm', 'lr') else {}))
         data = [z for line in ax.lines for z in (line.get_ydata() if y == 'loss' else line.get_xdata()) if 'loss' in x + y]
         if losses := sorted(filter(math.isfinite, data)):       # what matters is below
-            (ax.set_ylim if y == 'loss' else ax.set_xlim)(0.98 * losses[0], min(1.02 * losses[-1], 1.5 * losses[len(losses) // 2]))
+            (ax.set_ylim if y == 'loss' else ax.set_xlim)(0.98 * losses[0], 1.02 * losses[math.ceil(0.9 * len(losses) - 0.9)])
         if x == 'lr':
             ax.axvline(suggest_lr(alone), color='C3', label=f'suggested: {suggest_lr(alone):.1e}')
     for ax, what in zip(axes[6:], SEEN if looks else ()):
@@ -695,10 +695,11 @@ def main():
             loss, heard = optimizer.extra[0].clone(), read_later(optimizer.extra[1:], place)
         state['began'] = state['began'] or seconds      # on the clock of max_minutes
         last = torch.where(optimizer.alive, loss, last)
-        before = [x.clone() for x in (optimizer.p, optimizer.g)] if diagnostics and writing and (step + 1) % eval_interval == 0 else None
+        look = diagnostics and writing and 0 in ((step + 1) % eval_interval, step + 1 - max_iters)
+        before = [optimizer.p.clone(), optimizer.g / optimizer.loss_scale] if look else None
         norm = optimizer.step(lr, grad_clip)
         if before:
-            log(dict(step=step, **diagnose(model, x, *map(optimizer.views, (*before, optimizer.p)))))
+            log(dict(step=step, **diagnose(model, x[:4096 // T or 1], *map(optimizer.views, (*before, optimizer.p)))))
         step, state['windows'] = step + 1, state['windows'] + batch_size
         took = time.perf_counter() - begun
         stop.limit = max(stop.patience, 3 * took)
@@ -714,8 +715,7 @@ def main():
                  f'{short(rate)} tok/s' + (f' | mfu {100 * mfu:.1f}%' if mfu else ''))
             log(dict(step=step - 1, tokens=state['windows'] * T, loss=loss, lr=lr, grad_norm=norm, tokens_per_second=rate, mfu=mfu,
                      seconds=gone(), **({'find': True} if lr_schedule == 'find' else {})))
-            lowest = min(lowest, loss)
-            if lr_schedule == 'find' and not (step < max_iters and loss < lowest + 1 and math.isfinite(norm)):
+            if lr_schedule == 'find' and not (step < max_iters and loss < (lowest := min(lowest, loss)) + 1 and math.isfinite(norm)):
                 break
             check()
         if asked:

@@ -6,4 +6,4 @@ out_dir = 'out/lab_batch_time'
 max_minutes = 0.5
 arms = '\n'.join(f'batch {b}, rate {rate}: --batch_size={b} --max_iters={10 ** 6} --lr_decay_iters={10 ** 6} --warmup_iters={warm} '
                  f'--log_interval={max(warm // 3, 1)} --learning_rate={rate}'
-                 for b, rate, warm in ((1, 2.5e-3, 300), (8, 7e-3, 40), (32, 1.4e-2, 15), (128, 1.4e-2, 5), (512, 2.8e-2, 2)))
+                 for b, rate, warm in ((8, '7.1e-03', 50), (1, '2.5e-03', 200), (32, '1.0e-02', 15), (128, '1.0e-02', 4), (512, '1.4e-02', 1)))
