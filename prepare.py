@@ -17,483 +17,473 @@ import json
 import lzma
 import math
 import os
+import re
 import shutil
 import sys
-import sysconfig
 import time
-import zlib
+import urllib.request
+from bisect import bisect_right
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
-from itertools import chain
+from functools import lru_cache, partial
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
+import fsspec
 import numpy as np
-import regex
+from filelock import FileLock
 from tqdm import tqdm
 
-from configurator import (BLOCK, UserError, check_ranges, configure, default_workers, download, file_sha256, launch, lock, open_file,
-                          parallel_map, peak_memory, read_blocks, read_json, stamps, sync, unlock, visible, write_whole)
-from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, add_counts,
-                       check_vocab_size, count_words, load_tokenizer, merge_words)
+from configurator import UserError, configure, launch, read_json, sync
+from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer,
+                       add_counts, check_vocab_size, count_words, default_workers, load_tokenizer, merge_words,
+                       parallel_map, read_blocks)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
-vocab_size = 4096           # of bpe and word, all tokens counted
+vocab_size = 4096           # of bpe (257 or more) and word (3 or more), all tokens counted
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
-val_fraction = 0.0          # share of the documents held out for validation; 0: the data set's own, else 0.1
-separator = END_OF_TEXT     # stands between the documents of a text file; \\n: every line is one
+val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, else 0.1
+separator = END_OF_TEXT     # stands between the documents of a text file; \n: every line is one; '': every file is one
 text_field = 'text'         # the field of a .jsonl line (or the column of a .parquet file) that holds the text
-shard_tokens = 100_000_000  # tokens per .bin file
+shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # processes; 0: one per core
 compare = ''                # the tokenizer.json of another data folder to compare with
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-HUB = 'https://huggingface.co/datasets/'
-GITHUB = 'https://raw.githubusercontent.com/karpathy/'
-DATASETS = {    # urls of training files; of validation files, if they come apart; how documents are told apart; what
-                # text that is shown during training begins with
-    'python': dict(start='def'),
-    'tinystories': dict(train=[HUB + 'roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-train.txt'],
-                        val=[HUB + 'roneneldan/TinyStories/resolve/main/TinyStoriesV2-GPT4-valid.txt']),
-    'openwebtext': dict(train=[HUB + 'stanford-cs336/owt-sample/resolve/main/owt_train.txt.gz'],
-                        val=[HUB + 'stanford-cs336/owt-sample/resolve/main/owt_valid.txt.gz']),
-    'fineweb_edu': dict(train=[HUB + f'HuggingFaceFW/fineweb-edu/resolve/main/sample/10BT/{i:03d}_00000.parquet'
-                               for i in range(14)], val_fraction=0.001),
-    'shakespeare': dict(train=[GITHUB + 'char-rnn/master/data/tinyshakespeare/input.txt'], as_name='tinyshakespeare.txt',
-                        sha256='86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'),
-    'names': dict(train=[GITHUB + 'makemore/master/names.txt'], separator='\n',
-                  sha256='0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d'),
-}
 TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
-GPT2_MODELS = ('gpt2', 'gpt2-medium', 'gpt2-large', 'gpt2-xl')
-GPT2_FILES = {  # url: sha256
-    'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json':
-        '196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783',
-    'https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe':
-        '1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5',
-}
-DOWNLOADS = Path('data/downloads')
-SAMPLE = 1 << 20    # bytes of each split that the summary looks at
+
+def check_knobs(tokenizer, vocab_size):
+    """Raises UserError for a knob that has no valid value."""
+    if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
+        raise UserError(f'there is no tokenizer {tokenizer!r}: give one of {", ".join(TOKENIZERS)}, or the path of a '
+                        f'tokenizer.json')
+    if pattern not in PATTERNS:
+        raise UserError(f'there is no pattern {pattern!r}: give one of {", ".join(PATTERNS)}')
+    if tokenizer == 'bpe':
+        check_vocab_size(vocab_size, [END_OF_TEXT])
+    if tokenizer == 'word' and vocab_size < 3:
+        raise UserError(f'vocab_size {vocab_size} leaves no room for a word: give 3 or more')
+    if not 0 <= val_fraction < 1 or shard_tokens < 1:
+        raise UserError('val_fraction is 0 or more and below 1, shard_tokens is 1 or more: change them')
 
 # -----------------------------------------------------------------------------
 # where the text comes from
 
-def standard_library():
-    """The .py files of the running interpreter, without tests, installed packages, tables and prose."""
-    root = Path(sysconfig.get_paths()['stdlib'])
-    skip = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2to3', 'encodings', 'pydoc_data'}
-    files = [p for p in root.rglob('*.py') if not skip & set(p.relative_to(root).parts)]
-    return sorted(files, key=lambda p: p.relative_to(root).as_posix())
+GITHUB = 'https://raw.githubusercontent.com/karpathy/'
+DATASETS = {    # a repo of the Hugging Face hub, or a url; its files, and those for validation if they come apart; what
+                # stands between documents; what text that is shown during training begins with
+    'python': dict(separator='', start='def'),
+    'tinystories': dict(repo='roneneldan/TinyStories', train=['TinyStoriesV2-GPT4-train.txt'],
+                        val=['TinyStoriesV2-GPT4-valid.txt']),
+    'openwebtext': dict(repo='stanford-cs336/owt-sample', train=['owt_train.txt.gz'], val=['owt_valid.txt.gz']),
+    'fineweb_edu': dict(repo='HuggingFaceFW/fineweb-edu', val_fraction=0.001,
+                        train=[f'sample/10BT/{i:03d}_00000.parquet' for i in range(14)]),
+    'shakespeare': dict(url=GITHUB + 'char-rnn/master/data/tinyshakespeare/input.txt', train=['tinyshakespeare.txt'],
+                        sha256='86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'),
+    'names': dict(url=GITHUB + 'makemore/master/names.txt', train=['names.txt'], separator='\n',
+                  sha256='0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d'),
+}
+DOWNLOADS = Path('data/downloads')
 
 def find_source(dataset):
     """
-    dataset -> a dict that says where its documents are: source (text that identifies it), files (or urls of train and
-    val to download), separator, val_fraction. Raises UserError if there is no such data set.
+    -> what meta.json says of where a data set comes from, its files, its validation files if they come apart. Downloads
+    nothing. Raises UserError if there is no such data set.
     """
-    between = separator.replace('\\n', '\n')         # a command line has no easy way to give a line break
+    known = DATASETS.get(dataset, {})
+    files, val_files = ([DOWNLOADS / name for name in known.get(split, [])] for split in ('train', 'val'))
+    source = dataset
     if dataset == 'python':
-        return dict(source='Python ' + sys.version.split()[0], files=standard_library(), separator='',
-                    val_fraction=val_fraction or 0.1)
-    if dataset in DATASETS:
-        known = DATASETS[dataset]
-        return dict(source=dataset, urls=known, separator=known.get('separator', between),
-                    val_fraction=0.0 if 'val' in known else val_fraction or known.get('val_fraction', 0.1))
-    path = Path(dataset)
-    if not dataset or not os.path.exists(dataset):
-        raise UserError(f'there is no data set {dataset!r}: give a path that exists, or one of {", ".join(DATASETS)}')
-    files = [path]
-    if path.is_dir():
-        files = sorted(p for p in path.rglob('*') if p.is_file() and '/.' not in '/' + p.relative_to(path).as_posix())
-        if not files:
-            raise UserError(f'the folder {dataset} holds no files: give one with text in it')
-    inside = path.resolve().is_relative_to(Path.cwd())        # so that a project can be moved with its data
-    source = path.resolve().relative_to(Path.cwd()) if inside else path.resolve()
-    return dict(source=source.as_posix(), source_bytes=sum(size for size, *_ in stamps(files)), files=files,
-                separator=between, val_fraction=val_fraction or 0.1)
+        source, files = f'Python {sys.version.split()[0]}', standard_library()
+    if not known:
+        files = own_files(dataset)
+        # inside this folder a relative path, so that a project can be moved with its data
+        source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
+    settings = dict(
+        dataset=data_name(dataset), source=source,
+        source_bytes=sum(path.stat().st_size for path in files if not known),
+        val_fraction=0.0 if val_files else val_fraction or known.get('val_fraction', 0.1),
+        separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line has no easy line break
+        text_field=text_field, pattern=pattern)
+    return settings, files, val_files
 
-def fetch(source):
-    """What find_source found, downloaded where it is missing: -> (training files, validation files)"""
-    if 'urls' not in source:
-        return source['files'], []
-    urls = source['urls']
-    return [[download(url, DOWNLOADS / urls.get('as_name', url.split('/')[-1]), urls.get('sha256'))
-             for url in urls.get(split, [])] for split in ('train', 'val')]
+def standard_library():
+    """The .py files of the running interpreter, without tests, installed packages, tables and prose."""
+    root = Path(os.__file__).parent
+    skip = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2to3', 'encodings', 'pydoc_data'}
+    files = [path for path in root.rglob('*.py') if skip.isdisjoint(path.relative_to(root).parts)]
+    return sorted(files, key=Path.as_posix)
+
+def own_files(dataset):
+    """The file at a path, or all files in the folder there but hidden ones. Raises UserError where there are none."""
+    if os.path.isfile(dataset):
+        return [Path(dataset)]
+    found = sorted(Path(dataset).rglob('*'))
+    files = [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
+    if not files:
+        raise UserError(f'there is no data set {dataset!r}: give a file, a folder with files, or one of '
+                        f'{", ".join(DATASETS)}')
+    return files
+
+def fetch(files, known):
+    """
+    Downloads those of the files that are not there. known: the repo (and repo_type) on the Hugging Face hub that has
+    them, or the url and sha256 of the only one. Raises UserError.
+    """
+    for path in files:
+        if path.exists():
+            continue
+        try:
+            if 'repo' in known:
+                from huggingface_hub import hf_hub_download
+                name = path.relative_to(DOWNLOADS).as_posix()
+                hf_hub_download(known['repo'], name, repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
+            else:
+                part = path.with_suffix('.part')
+                urllib.request.urlretrieve(known['url'], part)
+                if sha256(part.read_bytes()) != known['sha256']:
+                    raise ValueError('its sha256 is wrong')
+                part.replace(path)
+        except Exception as e:      # a network has many ways to fail
+            raise UserError(f'can not download {path.name} ({e}): put the file at {path} by hand and run this again; '
+                            f'--dataset=python and your own files need no network')
 
 def data_name(dataset):
     """The name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
-    if dataset in DATASETS:
-        return dataset
-    name = Path(dataset).resolve().name
-    return ''.join(c if c.isalnum() or c in '-_' else '_' for c in name.split('.')[0]) or 'data'
+    stem = Path(dataset).resolve().name.split('.')[0]
+    return re.sub(r'[^\w-]', '_', stem)
 
 def data_folder(dataset, tokenizer, vocab_size):
     """Where the shards of a data set lie: data_folder('names', 'char', 0) -> Path('data/names-char')"""
-    kind = f'{tokenizer}{vocab_size}' if tokenizer in ('bpe', 'word') else tokenizer
-    if tokenizer not in TOKENIZERS:
-        kind = 'tok' + file_sha256(tokenizer)[:8]
-    return Path('data') / f'{data_name(dataset)}-{kind}'
+    kind = tokenizer
+    if tokenizer in ('bpe', 'word'):
+        kind = f'{tokenizer}{vocab_size}'
+    elif tokenizer not in TOKENIZERS:
+        kind = 'tok' + sha256(Path(tokenizer).read_bytes())[:8]
+    return Path(f'data/{data_name(dataset)}-{kind}')
 
-def documents(files, separator, skip_undecodable=False):
-    """
-    Yields (text, ends): the documents of the files in order as UTF-8 bytes, long ones in parts of about BLOCK bytes;
-    `ends` says that the document is over. Raises UserError for a file that can not be read as text.
-    """
-    for path in files:
-        name = path.name.lower()
-        try:
-            if name.endswith('.parquet'):
-                for text in parquet_texts(path):
-                    yield text, True
-            elif '.jsonl' in name:
-                with open_file(path) as f:
-                    for i, line in enumerate(io.TextIOWrapper(f, 'utf-8-sig'), 1):
-                        if line.strip():
-                            yield json_text(line, path, i), True
-            elif skip_undecodable:
-                with suppress(UnicodeDecodeError):
-                    (text := path.read_bytes()).decode()
-                    yield text, True
-            else:
-                with open_file(path) as f:
-                    rest = b''
-                    for block in read_blocks(f, path, [separator]):
-                        if rest:
-                            yield rest, False
-                        *whole, rest = block.split(separator.encode())
-                        for text in whole:
-                            yield text, True
-                    yield rest, True
-        except UnicodeDecodeError as e:
-            raise UserError(f'{path} is not UTF-8 ({e.reason}); convert it first, for example with iconv -t utf-8')
-        except Exception as e:
-            known = isinstance(e, (EOFError, lzma.LZMAError, zlib.error, OSError))
-            if not known and type(e).__name__ != 'ZstdError':       # of a package that may not be there
-                raise
-            raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the file')
-
-def json_text(line, path, number):
-    try:
-        return json.loads(line)[text_field].encode()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-        raise UserError(f'{path}, line {number}: no text under {text_field!r} ({type(e).__name__}); '
-                        f'name the field with --text_field=')
-
-def parquet_texts(path):
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f'{path} needs the package pyarrow: pip install pyarrow')
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=[text_field]):
-            for text in batch.column(0).to_pylist():
-                if text is not None and not isinstance(text, str):
-                    raise ValueError(f'{text_field} holds no text')
-                yield (text or '').encode()
-    except (pyarrow.ArrowException, IndexError, ValueError) as e:
-        raise UserError(f'can not read {path}: {e}; name the column with --text_field=')
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
 
 # -----------------------------------------------------------------------------
-# the validation split
+# documents, as UTF-8 bytes
+
+def documents(files, separator):
+    """Yields the documents in files, but for those that are white space. Raises UserError."""
+    for path in files:
+        try:
+            yield from filter(bytes.strip, read_file(path, separator or '\0'))
+        except UserError:
+            raise
+        except Exception as e:      # every format has errors of its own
+            raise UserError(f'can not read {path} ({type(e).__name__}: {e}); check the file and --text_field; .parquet '
+                            f'needs `pip install pyarrow`, .zst `pip install backports.zstd`')
+
+def read_file(path, separator):
+    if path.suffix == '.parquet':
+        import pyarrow.parquet
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=[text_field]):
+            for text in batch[text_field].to_pylist():
+                yield (text or '').encode()
+        return
+    with fsspec.open(path, compression='zstd' if path.suffix == '.zst' else 'infer') as file:
+        if '.jsonl' in path.suffixes:
+            for line in filter(bytes.strip, file):
+                yield json.loads(line)[text_field].encode()
+            return
+        parts = []
+        for block in read_blocks(file, path, [separator]):
+            first, *others = block.split(separator.encode())
+            parts.append(first)
+            for text in others:
+                yield b''.join(parts)
+                parts = [text]
+        yield b''.join(parts)
+
+# -----------------------------------------------------------------------------
+# the validation split, and batches (split, raw) of about BLOCK bytes, in which a byte 0xff, which UTF-8 never has, ends
+# each document
+
+def read_batches(files, val_files, separator, val_fraction):
+    """All documents in batches. Where there are no files for it, val_fraction of them are for validation."""
+    docs = documents(files, separator)
+    if val_files:
+        parts = chain(split_by_hash(docs, 0), split_by_hash(documents(val_files, separator), 1))
+    else:
+        first = list(islice(docs, 1000))        # enough to be sure that one falls on each side
+        if len(first) < 20:
+            parts = split_by_position(first, val_fraction)
+        else:
+            threshold = max(val_fraction, min(map(document_hash, first)) + 1e-12)
+            parts = split_by_hash(chain(first, docs), threshold)
+    waiting = dict(train=bytearray(), val=bytearray())
+    for split, part in parts:
+        waiting[split] += part
+        if len(waiting[split]) >= BLOCK:
+            yield split, bytes(waiting[split])
+            waiting[split].clear()
+    for split, rest in waiting.items():
+        yield split, bytes(rest)
+
+def split_by_hash(docs, threshold):
+    """A document stays on its side when others come or go."""
+    for text in docs:
+        yield 'val' if document_hash(text) < threshold else 'train', text + b'\xff'
 
 def document_hash(text):
     """A number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), 'big') / 2 ** 64
 
-def without_blank(docs):
-    """Leaves documents of white space alone out."""
-    start = True
-    for text, ends in docs:
-        if not (start and ends and not text.strip()):
-            yield text, ends
-            start = ends
-
-def survey(docs, val_fraction):
-    """
-    How to split: (threshold, 0): documents whose hash is below it are for validation; or, where there are fewer than
-    20 documents, (0, cut): text from that character on is (as nanoGPT splits). Reads no further than it must.
-    """
-    count, chars, lowest, start = 0, 0, 1.0, True
-    for text, ends in docs:
-        chars += len(text.decode())
-        if start and text:
-            lowest = min(lowest, document_hash(text))
-        start = ends
-        count += ends
-        if count == 1000:       # enough to be sure that some document falls on each side
-            break
-    if not chars:
-        raise UserError('the data holds no text: give a file with something in it')
-    if count >= 20:
-        return max(val_fraction, lowest + 1e-12), 0
-    return 0, int(chars * (1 - val_fraction))
-
-def split_documents(docs, threshold, cut):
-    """(text, ends) -> (split, text, ends), by the numbers of survey."""
-    start, seen, split = True, 0, 'train'
-    for text, ends in docs:
-        if cut:         # by position: a part that crosses it is cut in two
-            text = text.decode()
-            left, seen = text[:max(cut - seen, 0)], seen + len(text)
-            if left:
-                yield 'train', left.encode(), ends and len(left) == len(text)
-            if len(left) < len(text) or not text:
-                yield 'val' if seen >= cut else 'train', text[len(left):].encode(), ends
-        else:
-            if start:
-                split = 'val' if document_hash(text) < threshold else 'train'
-            yield split, text, ends
-        start = ends
-
-def in_batches(labelled):
-    """Groups (split, text, ends) into lists of about BLOCK bytes."""
-    batch, size = [], 0
-    for item in labelled:
-        batch.append(item)
-        size += len(item[1])
-        if size >= BLOCK:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-def keep_sample(batches, sample):
-    """Passes batches through; from the first ones puts SAMPLE bytes of each split, or some more, into `sample`."""
-    size = dict.fromkeys(sample, 0)
-    for batch in batches:
-        for split in [split for split in size if size[split] < SAMPLE]:
-            part = [item for item in batch if item[0] == split]
-            sample[split] += part
-            size[split] += sum(len(text) for _, text, _ in part)
-        yield batch
-
-def beginning(items, size):
-    """The first `size` bytes of a list of (split, text, ends)."""
-    out = []
-    for split, text, ends in items:
-        if size <= 0:
-            break
-        out.append((split, text[:size].decode(errors='ignore').encode(), ends))
-        size -= len(text)
-    return out
+def split_by_position(docs, val_fraction):
+    """The end of the text is for validation, as nanoGPT has it."""
+    chars = [len(text.decode()) for text in docs]
+    cut = int(sum(chars) * (1 - val_fraction))
+    for text, n in zip(docs, chars):
+        here = len(text.decode()[:cut].encode())        # the same place in bytes
+        for split, part in ('train', text[:here]), ('val', text[here:]):
+            for block in read_blocks(io.BytesIO(part), split):
+                yield split, block
+        yield 'train' if n <= cut else 'val', b'\xff'
+        cut = max(cut - n, 0)
 
 # -----------------------------------------------------------------------------
 # tokens
 
-class count_batch:
-    """A picklable function: batch -> the Counter of its words or characters; for BPE what add_counts adds up."""
+def in_parallel(function, batches):
+    """Maps batches on all cores, with a progress bar."""
+    bar = tqdm(batches, unit='MB', unit_scale=BLOCK / 1e6, disable=None, leave=False)
+    return parallel_map(function, bar, workers or default_workers())
 
-    def __init__(self, tokenizer):
-        self.count = count_words(pattern) if tokenizer == 'bpe' else None
-        self.split = None if tokenizer == 'char' else 'train'           # the alphabet is that of all the data
-        self.findall = regex.compile(WordTokenizer.pattern_text).findall if tokenizer == 'word' else str
+def make_tokenizer(kind, vocab_size, batches):
+    """Trains a tokenizer on batches, or opens one."""
+    if kind == 'byte':
+        return ByteTokenizer()
+    if kind == 'gpt2':
+        return gpt2_tokenizer()
+    if kind not in TOKENIZERS:
+        return open_tokenizer(kind)
+    if kind == 'char':          # the alphabet is that of all text
+        return CharTokenizer(sorted({char for _, raw in batches for char in set(raw.decode(errors='ignore'))}))
+    texts = (raw for split, raw in batches if split == 'train')
+    if kind == 'word':          # the most frequent ones; <unk> and the end of a text are tokens too
+        words = WordTokenizer([]).pattern.findall
+        found = (words(text.decode()) for raw in texts for text in raw.split(b'\xff'))
+        counts = Counter(chain.from_iterable(found))
+        most_frequent = sorted(sorted(counts), key=counts.get, reverse=True)
+        return WordTokenizer(most_frequent[:vocab_size - 2])
+    counts = add_counts(in_parallel(count_words(pattern), texts), pattern)
+    vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
+    return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
 
-    def __call__(self, batch):
-        batch = [(text, ends) for split, text, ends in batch if split == self.split or not self.split]
-        if self.count:
-            return self.count(join_documents(batch))
-        return Counter(chain.from_iterable(self.findall(text.decode()) for text, _ in batch))
+def gpt2_tokenizer():
+    """GPT-2's own vocabulary, from the files of its release (downloaded once)."""
+    files = DOWNLOADS / 'vocab.json', DOWNLOADS / 'merges.txt'
+    fetch(files, dict(repo='openai-community/gpt2', repo_type='model'))
+    return Tokenizer.from_files(*files)
 
-def join_documents(batch):
-    """[(text, ends)] -> the texts in one, with the byte 0xff, which UTF-8 never has, at the end of each document"""
-    return b''.join([text + b'\xff' * ends for text, ends in batch])
+def open_tokenizer(path):
+    tok = load_tokenizer(path)
+    if tok.eot is None:
+        raise UserError(f'{path} has no {END_OF_TEXT} token, which ends a document here; add it to the file')
+    return tok
 
-class encode_batch:
-    """A picklable function: batch -> {split: (ids, documents, bytes, bytes in unknown words, the distinct ids)}"""
+def encode_batch(tok, batch):
+    """A batch -> its split, its ids, and what meta.json counts: unknown_bytes are those in words that tok lacks."""
+    split, raw = batch
+    ids = tok.encode_bytes(raw, tok.eot)
+    ends, lost = raw.count(b'\xff'), 0
+    size = len(raw) - ends
+    if hasattr(tok, 'unknown'):
+        lost = size - len(tok.decode_bytes(ids[(ids != tok.unknown) & (ids != tok.eot)]))
+    return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost, tokens=len(ids))
 
-    def __init__(self, tok):
-        self.tok, self.unknown = tok, getattr(tok, 'unknown', None)
+# -----------------------------------------------------------------------------
+# a data folder: made under another name, and renamed when it is whole and on the disk
 
-    def __call__(self, batch):
-        out = {}
-        for which in ('train', 'val'):
-            part = [(text, ends) for split, text, ends in batch if split == which]
-            ids = self.tok.encode_bytes(join_documents(part), self.tok.eot)
-            docs, size, lost = sum(ends for _, ends in part), sum(len(text) for text, _ in part), 0
-            if self.unknown is not None and self.unknown in ids:
-                lost = size - int(self.tok.token_bytes.size[ids[(ids != self.unknown) & (ids != self.tok.eot)]].sum())
-            distinct = np.flatnonzero(np.bincount(ids))     # np.unique takes eight times as long
-            out[which] = ids, docs, size, lost, distinct
-        return out
-
-class ShardWriter:
-    """Writes ids as <split>_000.bin, <split>_001.bin, ... of at most `limit` tokens each, and hashes them."""
-
-    def __init__(self, folder, split, dtype, limit):
-        self.folder, self.split, self.dtype, self.limit = folder, split, dtype, limit
-        self.file, self.shards, self.tokens = None, [], 0
-
-    def write(self, ids):
-        while len(ids):
-            if self.file is None:
-                self.name = f'{self.split}_{len(self.shards):03d}.bin'
-                self.file, self.hash, self.count = open(self.folder / self.name, 'wb'), hashlib.sha256(), 0
-            part = ids[:self.limit - self.count]
-            data = part.astype(self.dtype, copy=False)
-            if (data != part).any():        # numpy cuts a number that is too large without a word
-                raise ValueError(f'an id up to {part.max()} does not fit {self.dtype}')
-            self.file.write(data)
-            self.hash.update(data)
-            self.count += len(part)
-            self.tokens += len(part)
-            ids = ids[len(part):]
-            if self.count == self.limit:
-                self.close()
-
-    def close(self):
-        if self.file:
-            self.file.close()
-            sync(self.folder / self.name)
-            self.shards.append(dict(name=self.name, tokens=self.count, sha256=self.hash.hexdigest()))
-            self.file = None
-
-class Shards:
-    """The shards of a split, read as one long array of tokens."""
-
-    def __init__(self, folder, split, meta):
-        shards, self.dtype = meta[split]['shards'], np.dtype(meta['dtype'])
-        try:
-            self.files = [open(Path(folder) / s['name'], 'rb', buffering=0) for s in shards]
-        except OSError as e:
-            raise UserError(f'can not read the {split} shards in {folder}: {e}; remove the folder to prepare it again')
-        self.starts = np.cumsum([0] + [os.fstat(f.fileno()).st_size // self.dtype.itemsize for f in self.files])
-
-    def __len__(self):
-        return int(self.starts[-1])
-
-    def read(self, start, length):
-        """tokens[start : start + length], across shards. Raises UserError where a file has become shorter."""
-        i, out, width = int(np.searchsorted(self.starts, start, 'right')) - 1, [], self.dtype.itemsize
-        while length:       # a memmap is half as fast, and kills the process where a file has become shorter
-            n, at, f = min(length, int(self.starts[i + 1]) - start), (start - int(self.starts[i])) * width, self.files[i]
-            data = os.pread(f.fileno(), n * width, at) if hasattr(os, 'pread') else (f.seek(at), f.read(n * width))[1]
-            if len(data) < n * width:
-                raise UserError(f'{f.name} has become shorter while it is read: put it back, or prepare it again')
-            out.append(np.frombuffer(data, self.dtype))
-            start, length, i = start + n, length - n, i + 1
-        return out[0] if len(out) == 1 else np.concatenate(out)
-
-    def batch(self, starts, T, place='cpu'):
-        """idx, targets (B, T) int64 on a device: the windows that begin at the given positions."""
-        import torch        # preparing alone needs none
-        x = torch.from_numpy(np.stack([self.read(s, T + 1) for s in starts]).astype(np.int64))
-        x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
-        return x[:, :-1], x[:, 1:]
-
-# a batch is a pure function of (seed, step)
-@lru_cache(maxsize=2)
-def epoch_order(seed, epoch, n_tokens, T):
+def prepare(dataset, tokenizer='bpe', vocab_size=4096):
     """
-    The start positions of an epoch: every non-overlapping window of T tokens once, in an order, and shifted by an
-    offset, that depend on (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
+    The data folder of a data set, which is made if it is not there; or dataset itself, where it is a data folder. Of
+    several processes that want it one makes it and the others wait. Raises UserError for data that can not be read, and
+    where the folder holds other data.
     """
-    n = (n_tokens - T) // T
-    words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
-    return np.argsort(words[1:], kind='stable') * T + int(words[0] % T)
+    folder = Path(dataset)
+    if (folder / 'meta.json').exists() or (folder / 'train.bin').exists():
+        return folder
+    check_knobs(tokenizer, vocab_size)
+    folder = data_folder(dataset, tokenizer, vocab_size)
+    settings, files, val_files = find_source(dataset)
+    if not folder.exists():
+        DOWNLOADS.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f'.{folder.name}.lock')):
+            if not folder.exists():         # else another process has made it meanwhile
+                fetch(files + val_files, DATASETS.get(dataset, {}))
+                make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
-def window_starts(first, count, n_tokens, T, seed):
-    """Start positions of windows number first, first + 1, ... of an endless sequence of epochs."""
-    n = (n_tokens - T) // T
-    return [int(epoch_order(seed, i // n, n_tokens, T)[i % n]) for i in range(first, first + count)]
+    meta = read_meta(folder)
+    for key, value in settings.items():
+        if meta.get(key) != value:
+            raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '
+                            f'again, or train on it as it is with --dataset={folder}')
+    return folder
+
+find_or_prepare = prepare       # what train.py calls it
+
+def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
+    """Makes a data folder and prints the summary."""
+    print(f'preparing {settings["source"]} -> {folder}')
+    read = partial(read_batches, files, val_files, settings['separator'], settings['val_fraction'])
+    start = time.perf_counter()
+    tok = make_tokenizer(tokenizer, vocab_size, read())
+    meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
+
+    new = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(new, ignore_errors=True)          # of a process that was killed
+    new.mkdir()
+    try:
+        learned = time.perf_counter()
+        meta.update(write_shards(new, tok, read()))
+        encoded = time.perf_counter()
+        meta['val'].update(compress(beginning(new, 'val', tok)))
+        tok.save(new / 'tokenizer.json')
+        meta['tokenizer_sha256'] = sha256((new / 'tokenizer.json').read_bytes())
+        (new / 'meta.json').write_text(json.dumps(meta, indent=1))
+        for path in new.iterdir():
+            sync(path)
+        new.replace(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    print_summary(meta, tok, dict(tokenizer=learned - start, encoding=encoded - learned))
+
+def write_shards(folder, tok, batches):
+    """Encodes batches. -> {split: what meta.json says of it}"""
+    meta, seen = dict(train=Counter(), val=Counter()), np.zeros(tok.vocab_size, bool)
+    for split, ids, counts in in_parallel(partial(encode_batch, tok), batches):
+        start = meta[split]['tokens']
+        cuts = range(shard_tokens - start % shard_tokens, len(ids), shard_tokens)
+        for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
+            with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
+                part.tofile(file)
+        meta[split].update(counts)
+        if split == 'train':
+            seen[ids] = True
+
+    for split, counts in meta.items():
+        if not counts['tokens']:
+            raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
+        names = [f'{split}_{i:03d}.bin' for i in range(math.ceil(counts['tokens'] / shard_tokens))]
+        counts['shards'] = [check_shard(folder / name, tok.dtype, tok.vocab_size) for name in names]
+    meta['train']['used'] = int(seen.sum())
+    return meta
+
+def compress(raw):
+    """What general compressors need for a text, in bits per byte, to stand beside a model's."""
+    text = raw.replace(b'\xff', b'')
+    bits = 8 / max(len(text), 1)
+    return dict(gzip_bpb=bits * len(gzip.compress(text, 9)), xz_bpb=bits * len(lzma.compress(text, preset=9)))
+
+# -----------------------------------------------------------------------------
+# the summary
+
+def print_summary(meta, tok, seconds):
+    for split in ('train', 'val'):
+        m = meta[split]
+        print(f'{split:14} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | {rate(m)}')
+    size = meta['train']['bytes'] + meta['val']['bytes']
+    for phase, s in seconds.items():
+        print(f'{phase:14} | {s:.2f} s | {size / 1e6 / s:,.1f} MB/s')
+    print(f'memory         | {peak_memory()}')
+    tokens = sorted(tok.vocab.values(), key=len)
+    print(f'vocabulary     | {len(tok.vocab):,} tokens | {meta["train"]["used"] / len(tok.vocab):.1%} used in train')
+    print('longest tokens |', [token.decode(errors='replace') for token in tokens[-5:]])
+    if getattr(tok, 'merges', None):
+        print('last merges    |', [b' + '.join(pair).decode(errors='replace') for pair in tok.merges[-5:]])
+
+def rate(counts):
+    return (f'{counts["bytes"] / max(counts["tokens"], 1):.2f} bytes per token | '
+            f'{counts["unknown_bytes"] / max(counts["bytes"], 1):.2%} of the bytes unknown')
+
+def peak_memory():
+    try:
+        import resource
+    except ImportError:         # Windows
+        return 'not known here'
+    unit = 1e6 if sys.platform == 'darwin' else 1e3
+    own, worker = (resource.getrusage(who).ru_maxrss / unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return f'peak {own:.0f} MB, and {worker:.0f} MB of the largest worker'
+
+def compare_tokenizers(folder, other):
+    """
+    Tokenizers side by side on the beginning of the validation split of a data folder: char, word and byte, which learn
+    from the beginning of its training split, another one, if its path is given, and its own.
+    """
+    own = load_tokenizer(folder / 'tokenizer.json')
+    train, val = ((split, beginning(folder, split, own)) for split in ('train', 'val'))
+    print('side by side on the beginning of val; char and word learned from the beginning of train')
+    for kind in ('char', 'word', 'byte', other, 'this one'):
+        if kind:
+            tok = own if kind == 'this one' else make_tokenizer(kind, max(vocab_size, own.vocab_size), [train])
+            print(f'{kind:14} | {len(tok.vocab):7,} tokens | {rate(encode_batch(tok, val)[2])}')
+
+def beginning(folder, split, tok):
+    """The first tokens of a split of a data folder as text, in the form of a batch, without unknown words."""
+    ids = np.fromfile(folder / f'{split}_000.bin', tok.dtype, 1 << 17)
+    text = tok.decode(ids[ids != getattr(tok, 'unknown', -1)])
+    return text.encode().replace(END_OF_TEXT.encode(), b'\xff')
+
+# -----------------------------------------------------------------------------
+# what train.py reads
 
 def read_meta(folder):
     """meta.json of a data folder; what stands for it with nanoGPT's pair of train.bin and val.bin, which has none."""
-    if (folder / 'meta.json').exists():
-        meta = read_json(folder / 'meta.json')
-        try:
-            check_meta(meta)
-            return dict(meta, source=visible(str(meta['source'])))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as e:
-            raise UserError(f'can not use {folder}/meta.json ({type(e).__name__}: {e}): remove the folder to prepare it again')
-    pair = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
+    path = folder / 'meta.json'
+    if path.exists():
+        return read_json(path)
     return dict(source='no meta.json: taken as tokens of GPT-2 (bits per byte not known)', vocab_size=50257, eot=50256,
-                dtype='<u2', **pair)
-
-def check_meta(meta):
-    """Raises ValueError, or what Python does at a wrong type, where meta.json is not as prepare writes it."""
-    def number(where, key, least, most=1 << 62):
-        if type(where[key]) is not int or not least <= where[key] <= most:
-            raise ValueError(f'{key} is {where[key]!r:.40}')
-    if meta['dtype'] not in ('<u2', '<u4'):
-        raise ValueError(f'dtype is {meta["dtype"]!r:.40}, not <u2 or <u4')
-    number(meta, 'vocab_size', 1, 1 << (16 if meta['dtype'] == '<u2' else 24))
-    number(meta, 'eot', 0, meta['vocab_size'] - 1)
-    for split in (meta['train'], val := meta['val']):
-        for s in split['shards']:
-            number({'tokens': 1, **s}, 'tokens', 1)
-            if not regex.fullmatch(r'\w[\w .-]*', s['name']) or type(s.get('sha256', '')) is not str:
-                raise ValueError(f'{s["name"]!r:.40} is not the name of a file here, or its sha256 is no text')
-        if not split['shards'] or 'tokens' in split and split['tokens'] != sum(s['tokens'] for s in split['shards']):
-            raise ValueError('the tokens of a split are not those of its shards')
-    if 'bytes' in val:
-        for key, least in dict(tokens=1, bytes=1, unknown_bytes=0).items():
-            number(val, key, least)
-        f'{val["gzip_bpb"]:.2f} {val["xz_bpb"]:.2f}'        # as train.py will print them
+                dtype='<u2', train=dict(shards=[dict(name='train.bin')]), val=dict(shards=[dict(name='val.bin')]))
 
 def check_data(folder, meta):
     """
-    Raises UserError where a shard or tokenizer.json is not the one that meta tells of, or an id is outside the vocabulary;
-    checked.json remembers files that were right, while they do not change. Of several processes on a machine the first does
-    it. Returns meta, where shards without a sha256 (nanoGPT's) now have one.
+    Raises UserError where a file is not the one that meta tells of, or an id is not in the vocabulary. What was found
+    in a shard is remembered in checked.json while the file keeps its size and time. -> meta, where shards that it told
+    nothing of (nanoGPT's) now have their tokens and sha256.
     """
-    shards = [s for split in ('train', 'val') for s in meta[split]['shards']]
-    if os.environ.get('LOCAL_RANK', '0') != '0' and all('sha256' in s for s in shards):
-        return meta
-    paths, tok = [folder / s['name'] for s in shards], folder / 'tokenizer.json'
-    dtype, vocab_size, known, found, now = np.dtype(meta['dtype']), meta['vocab_size'], {}, {}, time.time_ns()
-    with suppress(UserError):       # it is not there, or nonsense
-        known = read_json(folder / 'checked.json')
+    known, checked = {}, folder / 'checked.json'
+    with suppress(UserError):           # it is not there, or not whole
+        known = read_json(checked)
     try:
-        looks = stamps(paths)
-        for path, s, (size, *_) in zip(paths, shards, looks):
-            if size != (tokens := s.get('tokens', size // dtype.itemsize or 1)) * dtype.itemsize:
-                raise ValueError(f'{path.name} has {size:,} bytes, not {tokens:,} tokens of {dtype.itemsize} bytes')
-        if 'tokenizer_sha256' in meta and file_sha256(tok) != meta['tokenizer_sha256']:
-            raise ValueError('tokenizer.json is not the one that made the tokens')
-        total = sum(size for size, *_ in looks)
-        room = tok.stat().st_size if tok.exists() else total        # nothing larger than the files is ever made for them
-        if vocab_size > max(1 << 16, room) or tok.exists() and vocab_size != load_tokenizer(tok).vocab_size:
-            raise ValueError(f'a vocabulary of {vocab_size:,} is not that of its tokenizer')
-        with tqdm(total=total, desc='checking', unit='B', unit_scale=True, disable=None, leave=False) as bar:
-            for path, s, look in zip(paths, shards, looks):
-                fact = ' '.join(map(str, (path.name, dtype.str, vocab_size, *look)))
-                sha = str(known.get(fact))
-                if len(sha) != 64 or sha != s.get('sha256', sha):
-                    sha = read_shard(path, dtype, vocab_size, bar)
-                    if stamps([path]) != [look]:
-                        raise ValueError(f'{path.name} changed while it was checked')
-                if sha != s.setdefault('sha256', sha):
-                    raise ValueError(f'the sha256 of {path.name} is not the one in meta.json')
-                if now - max(look[1:3]) > 2e9:      # subtle: a clock may be too coarse to show a change just after another
-                    found[fact] = sha
+        path = folder / 'tokenizer.json'
+        if 'tokenizer_sha256' in meta and sha256(path.read_bytes()) != meta['tokenizer_sha256']:
+            raise ValueError('it is not the one that made the tokens')
+        shards = meta['train']['shards'] + meta['val']['shards']
+        for shard in tqdm(shards, 'checking', disable=None, leave=False):
+            path = folder / shard['name']
+            stamp = f'{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}'
+            if stamp not in known:
+                known[stamp] = check_shard(path, meta['dtype'], meta['vocab_size'])
+                with suppress(OSError):     # a folder that can not be written to is checked every time
+                    checked.write_text(json.dumps(known, indent=1))
+            if not shard.items() <= known[stamp].items():
+                raise ValueError('it is not the one that meta.json tells of')
+            shard.update(known[stamp])
     except (OSError, ValueError) as e:
-        raise UserError(f'can not train on {folder} ({e}): copy it here again, or remove it and prepare it again')
-    if found != known:
-        with suppress(OSError):     # a folder that can not be written to is checked every time
-            write_whole(folder / 'checked.json', json.dumps(found, indent=1))
+        raise UserError(f'can not train on {folder} ({path.name}: {e}): copy it here again, or remove it and prepare '
+                        f'it again')
     return meta
 
-def read_shard(path, dtype, vocab_size, bar):
-    """-> sha256. Raises ValueError for the first id that is outside the vocabulary."""
-    digest, seen = hashlib.sha256(), 0
-    with open(path, 'rb') as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-            ids = np.frombuffer(block, dtype)
-            if ids.max() >= vocab_size:
-                i = int((ids >= vocab_size).argmax())
-                raise ValueError(f'token {seen + i:,} of {path.name} is {ids[i]:,}, and the vocabulary has {vocab_size:,}')
-            seen += len(ids)
-            bar.update(len(block))
-    return digest.hexdigest()
+def check_shard(path, dtype, vocab_size):
+    """What meta.json says of a shard. Raises ValueError where an id is outside the vocabulary."""
+    ids = np.memmap(path, dtype, 'r')
+    if ids.max() >= vocab_size:
+        raise ValueError(f'it has the id {ids.max()}, and the vocabulary {vocab_size:,} tokens')
+    return dict(name=path.name, tokens=len(ids), sha256=sha256(ids))
 
 def data_hash(meta):
     """Eight hex digits that stand for the tokens of both splits."""
-    shas = [s.get('sha256', '') for split in ('train', 'val') for s in meta[split]['shards']]
-    return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
+    shas = [shard['sha256'] for shard in meta['train']['shards'] + meta['val']['shards']]
+    return sha256(''.join(shas).encode())[:8]
 
 def bits_per_byte(loss, meta):
     """
@@ -505,291 +495,59 @@ def bits_per_byte(loss, meta):
         return None
     return (loss * val['tokens'] / math.log(2) + 8 * val['unknown_bytes']) / val['bytes']
 
-def gpt2_tokenizer():
-    """GPT-2's own vocabulary, from the files of its release (downloaded once)."""
-    paths = [download(url, DOWNLOADS / ('gpt2-' + url.split('/')[-1]), sha) for url, sha in GPT2_FILES.items()]
-    return Tokenizer.from_files(*paths, [END_OF_TEXT])
+class Shards:
+    """The shards of a split, read as one long array of tokens."""
+    def __init__(self, folder, split, meta):
+        shards = meta[split]['shards']
+        self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
+        self.starts = [0, *accumulate(shard['tokens'] for shard in shards)]
+        self.dtype = np.dtype(meta['dtype'])
 
-def gpt2_weights(name):
-    """The folder of GPT-2's released weights, by one of the names in GPT2_MODELS (downloaded once)."""
-    for file in ('config.json', 'model.safetensors'):
-        download(f'https://huggingface.co/openai-community/{name}/resolve/main/{file}', DOWNLOADS / name / file)
-    return DOWNLOADS / name
+    def __len__(self):
+        return self.starts[-1]
 
-def make_tokenizer(kind, vocab_size, counts, progress):
-    """Trains (from the counts of count_batch) or opens a tokenizer; counts is None where nothing is to be trained."""
-    if kind == 'byte':
-        return ByteTokenizer()
-    if kind == 'gpt2':
-        return gpt2_tokenizer()
-    if kind == 'char':
-        return CharTokenizer(sorted(counts))
-    if kind == 'word':          # the most frequent ones, without <unk> and the end of a text
-        words = sorted(counts, key=lambda word: (-counts[word], word))
-        return WordTokenizer(words[:max(vocab_size - 2, 0)] if vocab_size else words)
-    if kind == 'bpe':
-        return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT], progress), [END_OF_TEXT], pattern)
-    return open_tokenizer(kind)
+    def read(self, start, length):
+        """tokens[start : start + length], across shards."""
+        i, width = bisect_right(self.starts, start) - 1, self.dtype.itemsize
+        # a memmap is half as fast, and kills the process where a file has become shorter
+        self.files[i].seek((start - self.starts[i]) * width)
+        tokens = np.frombuffer(self.files[i].read(length * width), self.dtype)
+        if len(tokens) < length:        # the rest is in the next shard
+            rest = self.read(start + len(tokens), length - len(tokens))
+            tokens = np.concatenate([tokens, rest])
+        return tokens
 
-def open_tokenizer(path):
-    tok = load_tokenizer(path)
-    if tok.eot is None:
-        raise UserError(f'{path} has no {END_OF_TEXT} token, which ends a document here; add it to the file')
-    return tok
+    def batch(self, starts, T, place='cpu'):
+        """idx, targets (B, T) int64 on a device: the sequences that begin at the given positions."""
+        import torch        # preparing alone needs none
+        tokens = np.stack([self.read(start, T + 1) for start in starts])
+        x = torch.from_numpy(tokens.astype(np.int64))
+        x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
+        return x[:, :-1], x[:, 1:]
+
+# the order of batches is a pure function of (seed, step): there is no state of a loader to save
+
+def sequence_starts(first, count, n_tokens, T, seed):
+    """Where sequences number first, first + 1, ... of an endless row of epochs begin."""
+    n = (n_tokens - T) // T         # in an epoch
+    return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
+
+@lru_cache(maxsize=2)
+def epoch_order(seed, epoch, n, T):
+    """
+    The starts of an epoch: every non-overlapping sequence of T tokens once, in an order, and shifted by an offset, that
+    depend on (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
+    """
+    words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
+    return np.argsort(words[1:], kind='stable') * T + int(words[0] % T)
 
 # -----------------------------------------------------------------------------
-
-class Stopwatch(dict):
-    """Seconds per phase: `for x in watch.through('reading', items)` counts the time spent inside items."""
-
-    def through(self, phase, items):
-        items = iter(items)
-        while True:
-            t = time.perf_counter()
-            item = next(items, None)
-            self[phase] = self.get(phase, 0) + time.perf_counter() - t
-            if item is None:
-                return
-            yield item
-
-def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
-    """
-    The folder of a data set, or dataset itself where it is one. Under torchrun rank 0 prepares and the others wait for it.
-    """
-    if any((Path(dataset) / name).exists() for name in ('meta.json', 'train.bin')):
-        return Path(dataset)
-    if os.environ.get('RANK', '0') == '0':
-        return prepare(dataset, tokenizer, vocab_size)
-    folder = data_folder(dataset, tokenizer, vocab_size)
-    if not folder.exists():
-        print(f'rank {os.environ["RANK"]} waits until rank 0 has prepared {folder}', flush=True)
-    while not (folder / 'meta.json').exists():      # torchrun ends this process if rank 0 fails
-        time.sleep(0.5)
-    return folder
-
-def prepare(dataset, tokenizer='bpe', vocab_size=4096):
-    """
-    Makes the data folder of a data set, if it is not there, and returns its path.
-
-    The folder appears under its name only when it is whole. Raises UserError for data that can not be read, and where
-    the folder holds something else than what is asked for.
-    """
-    if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
-        raise UserError(f'there is no tokenizer {tokenizer!r}: give one of {", ".join(TOKENIZERS)}, or the path of a '
-                        f'tokenizer.json')
-    check_ranges(config, (0, 1024, 'workers'))
-    if not 0 <= val_fraction < 1:
-        raise UserError(f'val_fraction {val_fraction} is no share: give a number from 0 to 1, such as 0.1')
-    if pattern not in PATTERNS:
-        raise UserError(f'there is no pattern {pattern!r}: give one of {", ".join(PATTERNS)}')
-    if shard_tokens < 1 or not separator:
-        raise UserError('shard_tokens must be 1 or more and separator not empty; leave them out for the defaults')
-    if tokenizer == 'bpe':
-        check_vocab_size(vocab_size, [END_OF_TEXT])
-    elif tokenizer == 'word' and vocab_size < 3:
-        raise UserError(f'vocab_size {vocab_size} leaves no room for a word: give 3 or more')
-
-    folder = data_folder(dataset, tokenizer, vocab_size)
-    src = find_source(dataset)
-    settings = dict(source=src['source'], source_bytes=src.get('source_bytes', 0), val_fraction=src['val_fraction'],
-                    separator=src['separator'], text_field=text_field, pattern=pattern)
-    if not folder.exists():
-        partial, guard = (folder.with_name(f'.{folder.name}.{end}') for end in ('partial', 'lock'))
-        lock(guard, f'another process is preparing {folder}: wait for it, or stop it')
-        try:
-            if not folder.exists():     # else the other process ended at this moment
-                return make_folder(folder, partial, src, settings, dataset, tokenizer, vocab_size)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            unlock(guard)
-    check_same(folder, settings)
-    return folder
-
-def make_folder(folder, partial, src, settings, dataset, tokenizer, vocab_size):
-    """Makes a data folder under the name `partial`, renames it when it is whole and on the disk, and prints the summary."""
-    files, val_files = fetch(src)
-    before = stamps([*files, *val_files])
-    start, watch, n_workers = time.perf_counter(), Stopwatch(), workers or default_workers()
-    files_bytes = sum(size for size, *_ in before)
-    print(f'preparing {src["source"]}: {len(files) + len(val_files)} files, {files_bytes / 1e6:,.1f} MB -> {folder}')
-    read = lambda paths: without_blank(documents(paths, src['separator'], skip_undecodable=dataset == 'python'))
-    # of two kinds of files all of one and all of the other
-    splits = [(files, 0, 0), (val_files, 1, 0)] if val_files else [(files, *survey(read(files), src['val_fraction']))]
-
-    def labelled():
-        for paths, threshold, cut in splits:
-            yield from split_documents(watch.through('reading', read(paths)), threshold, cut)
-
-    counts = None
-    if tokenizer in ('bpe', 'word', 'char'):
-        t, counts = time.perf_counter(), Counter()
-        counted = parallel_map(count_batch(tokenizer), in_batches(labelled()), n_workers)
-        if tokenizer == 'bpe':
-            counts = add_counts(counted, pattern)
-        else:
-            for c in counted:
-                counts.update(c)
-        watch['pre-tokenizing'] = time.perf_counter() - t - watch.get('reading', 0)
-    read_once, t = watch.get('reading', 0), time.perf_counter()
-    with tqdm(total=vocab_size - 257, desc='merging', unit=' merges', disable=None, leave=False) as bar:
-        tok = make_tokenizer(tokenizer, vocab_size, counts, bar.update)
-    watch['merging'] = time.perf_counter() - t
-
-    t = time.perf_counter()
-    shutil.rmtree(partial, ignore_errors=True)      # of a process that was killed
-    partial.mkdir()
-    dtype = np.dtype(tok.dtype).newbyteorder('<').str
-    writers = {split: ShardWriter(partial, split, dtype, shard_tokens) for split in ('train', 'val')}
-    total, sample = {split: Counter() for split in writers}, {split: [] for split in writers}
-    seen = {split: np.zeros(tok.vocab_size, bool) for split in writers}
-    with tqdm(total=files_bytes, desc='encoding', unit='B', unit_scale=True, disable=None, leave=False) as bar:
-        for out in parallel_map(encode_batch(tok), keep_sample(in_batches(labelled()), sample), n_workers):
-            for split, (ids, docs, size, unknown, distinct) in out.items():
-                writers[split].write(ids)
-                total[split].update(documents=docs, bytes=size, unknown_bytes=unknown)
-                seen[split][distinct] = True
-                bar.update(size)
-    for path, then, now in zip([*files, *val_files], before, stamps([*files, *val_files])):
-        if then[:2] != now[:2]:
-            raise UserError(f'{path} changed while it was read: run this again when it stays as it is')
-    meta = dict(dataset=data_name(dataset), **settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=dtype, eot=tok.eot)
-    for split, writer in writers.items():
-        writer.close()
-        if not writer.tokens:
-            raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
-        used = int(seen[split][[*ordinary(tok)]].sum())
-        meta[split] = dict(total[split], tokens=writer.tokens, used=used, shards=writer.shards)
-    encoded = time.perf_counter()
-    val_text = b''.join(text for _, text, _ in sample['val'])
-    with ThreadPoolExecutor(1) as beside:       # xz takes as long as all the rest of the summary
-        xz = beside.submit(lzma.compress, val_text, preset=9)
-        # what a general compressor needs for the same text, to print beside the model's bits per byte
-        meta['val']['gzip_bpb'] = 8 * len(gzip.compress(val_text, 9)) / len(val_text)
-        kinds = four_kinds(tok, sample, vocab_size)
-        meta['val']['xz_bpb'] = 8 * len(xz.result()) / len(val_text)
-    tok.save(partial / 'tokenizer.json')
-    meta['tokenizer_sha256'] = file_sha256(partial / 'tokenizer.json')
-    sync(partial / 'tokenizer.json')
-    write_whole(partial / 'meta.json', json.dumps(meta, indent=1))
-    os.replace(partial, folder)
-    sync(folder.parent)
-    watch['encoding'] = encoded - t - (watch['reading'] - read_once)
-    print_summary(folder, meta, tok, watch, time.perf_counter() - start, encoded - t, *kinds)
-    return folder
-
-def check_same(folder, settings):
-    """Raises UserError if a data folder was made from something else than these settings."""
-    meta = read_json(folder / 'meta.json')
-    for k, v in settings.items():
-        if meta.get(k) != v:
-            raise UserError(f'{folder} was made with {k} = {meta.get(k)!r}, not {v!r}: remove it to make it again, or '
-                            f'train on it as it is with --dataset={folder}')
-
-# -----------------------------------------------------------------------------
-# the summary
-
-def ordinary(tok):
-    """The vocabulary without special tokens and <unk>."""
-    special = {*tok.special_ids.values(), getattr(tok, 'unknown', None)}
-    return {i: b for i, b in tok.vocab.items() if i not in special}
-
-def shown(token):
-    """A token between quotes; what is no whole character becomes U+FFFD, a long token is cut: 'xxxx...' (99 bytes)"""
-    text = repr(token.decode(errors='replace'))
-    return text if len(text) <= 32 else f"{text[:16]}...' ({len(token)} bytes)"
-
-def print_summary(folder, meta, tok, watch, seconds, encoding, tried_on, kinds):
-    """encoding: the seconds of the pass that encodes, with its reading; tried_on, kinds: what four_kinds returns"""
-    for split in ('train', 'val'):
-        m = meta[split]
-        print(f'{split:14} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
-              f'{m["bytes"] / m["tokens"]:.2f} bytes per token'
-              + (f' | {m["unknown_bytes"] / m["bytes"]:.2%} of the bytes unknown' if m['unknown_bytes'] else ''))
-    size = meta['train']['bytes'] + meta['val']['bytes']
-    for phase, s in watch.items():
-        rate = '' if phase == 'merging' else f' | {size / 1e6 / max(s, 1e-9):.1f} MB/s'
-        print(f'{phase:14} | {s:.2f} s{rate}')
-    own, worker = peak_memory()
-    print(f'{"all":14} | {seconds:.2f} s | {size / 1e6 / seconds:.1f} MB/s' + (f' | peak memory {own / 1e6:.0f} MB' if own else '')
-          + (f' and {worker / 1e6:.0f} MB per worker' if worker else ''))
-    vocab, hours = ordinary(tok), 825e9 / size * encoding / 3600
-    print(f'The Pile       | 825 GB would take {hours:,.1f} hours to read and encode on this machine'
-          + ('; a long text goes faster' if size < 1e8 else ''))
-    foreign, n = sum(not b.isascii() for b in vocab.values()), max(len(vocab), 1)
-    print(f'vocabulary     | {len(vocab):,} tokens and {len(tok.vocab) - len(vocab)} special | '
-          f'{foreign / n:.1%} not ASCII | {meta["train"]["used"] / n:.1%} used in train')
-    print('longest tokens | ' + ' '.join(map(shown, sorted(vocab.values(), key=len)[:-6:-1])))
-    if merges := getattr(tok, 'merges', ()):
-        print('last merges    | ' + ', '.join(f'{shown(a)} + {shown(b)}' for a, b in merges[-5:]))
-    print(f'side by side   | {tried_on}')
-    for kind, tokens, rate, lost in kinds:
-        print(f'{kind:14} | {tokens:7,} tokens | {rate:.2f} bytes per token | {lost:7.2%} of the bytes unknown')
-    print(f'wrote {folder}: train on it with `python train.py --dataset={folder}`')
-
-def measure(tok, items):
-    """-> (bytes per token, share of the bytes in unknown words) of [('val', text, ends)]; an end counts as a token"""
-    ids, _, size, lost, _ = encode_batch(tok)(items)['val']
-    return size / max(len(ids), 1), lost / max(size, 1)
-
-def kind_of(tok):
-    if isinstance(tok, WordTokenizer):
-        return 'char' if isinstance(tok, CharTokenizer) else 'word'
-    return 'bpe' if tok.merges else 'byte'
-
-def four_kinds(tok, sample, vocab_size):
-    """
-    The kinds of tokenizers side by side on the beginning of the validation split: the one at hand, and of char, word
-    and byte the others. Those learn from the beginning of the training split, which costs little; word gets as many
-    tokens as BPE. -> (what they were tried on, [(kind, tokens, bytes per token, share of the bytes in unknown words)])
-    """
-    train, val = beginning(sample['train'], SAMPLE), beginning(sample['val'], SAMPLE // 2)
-    at_hand, kinds = kind_of(tok), dict.fromkeys(('char', 'word', 'byte'))
-    kinds[at_hand] = tok
-    for kind in kinds.keys() - {at_hand}:
-        counts = None if kind == 'byte' else count_batch(kind)(train)
-        kinds[kind] = make_tokenizer(kind, tok.vocab_size if at_hand == 'bpe' else max(vocab_size, 3), counts, None)
-    known, tried = (sum(len(text) for _, text, _ in items) / 1e3 for items in (train, val))
-    learned = ' and '.join(kind for kind in ('char', 'word') if kind != at_hand)
-    return (f'the first {tried:,.0f} kB of val; {learned} learned from the first {known:,.0f} kB of train',
-            [(kind, len(one.vocab), *measure(one, val)) for kind, one in kinds.items()])
-
-def open_other(path):
-    """Opens a tokenizer to compare with. -> (path, tokenizer, val_sample of its folder, None where that holds none)"""
-    tok, folder = open_tokenizer(path), Path(path).parent
-    there = (folder / 'meta.json').exists() and any(folder.glob('val*.bin'))
-    return path, tok, val_sample(folder, tok) if there else None
-
-def val_sample(folder, tok):
-    """[('val', text, ends)]: up to SAMPLE bytes of the validation split of a data folder, without unknown words"""
-    try:
-        shards = Shards(folder, 'val', read_meta(folder))
-        ids = shards.read(0, min(len(shards), SAMPLE))
-        text = tok.decode_bytes(ids[ids != getattr(tok, 'unknown', -1)])[:SAMPLE].decode(errors='ignore')
-    except (ValueError, KeyError, TypeError, IndexError) as e:
-        raise UserError(f'can not read the val shards in {folder} with its tokenizer.json ({e}); make the folder again')
-    *whole, rest = text.split(END_OF_TEXT)
-    return [('val', text.encode(), True) for text in whole] + [('val', rest.encode(), False)]
-
-def print_comparison(folder, path, other, other_sample):
-    """What each of two tokenizers loses on the text of the other: bytes per token."""
-    own = load_tokenizer(folder / 'tokenizer.json')
-    print(f'compared       | ours {len(own.vocab):,} tokens | theirs {len(other.vocab):,} tokens, {path}')
-    tok = dict(ours=own, theirs=other)
-    for name, home, guest, sample in (('our val', 'ours', 'theirs', val_sample(folder, own)),
-                                      ('their val', 'theirs', 'ours', other_sample)):
-        if not any(text for _, text, _ in sample or ()):
-            continue        # their folder holds no validation split, or no word of this one is known
-        (best, _), (rate, lost) = measure(tok[home], sample), measure(tok[guest], sample)
-        print(f'{name:14} | {best:.2f} bytes per token with {home} | {rate:.2f} with {guest} | {guest} '
-              f'{"loses" if rate <= best else "gains"} {abs(1 - rate / best):.1%}'
-              + (f' | {lost:.2%} of the bytes unknown' if lost else '')
-              + (f' | without the words unknown to {home}' if kind_of(tok[home]) == 'word' else ''))
 
 def main():
-    other = open_other(compare) if compare else None        # before the work, which may be long
+    if compare:
+        open_tokenizer(compare)         # a mistake shows before the work, which may be long
     folder = prepare(dataset, tokenizer, vocab_size)
-    if other:
-        print_comparison(folder, *other)
+    compare_tokenizers(folder, compare)
     print(f'ready: {folder}')
     return folder
 

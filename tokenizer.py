@@ -9,21 +9,25 @@ Byte-pair encoding, from the plainest form to the one that is used, and three si
 
 Text is cut into words by a pattern, and a word is a sequence of bytes. Training merges the most frequent pair of
 neighbours into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2). Encoding
-applies the same merges, earliest first. All below the first section does just that, for many words at a time.
+applies the same merges, earliest first. The first section is all of that in fifty lines; the rest does the same fast.
 """
 import bisect
 import functools
-import heapq
 import json
+import multiprocessing
 import os
 import re
-from collections import Counter
-from itertools import chain, count
+import signal
+import sys
+import threading
+from collections import Counter, defaultdict, deque
+from concurrent.futures import ProcessPoolExecutor
+from itertools import accumulate, chain, islice, product
 
 import numpy as np
 import regex
 
-from configurator import UserError, blocks, default_workers, parallel_map, read_blocks, read_json, special_pattern
+from configurator import UserError, read_json
 
 END_OF_TEXT = '<|endoftext|>'
 UNKNOWN = '<unk>'
@@ -40,7 +44,8 @@ PATTERNS = {
 
 def plain_merge(word, pair):
     """Joins a pair wherever it stands, from the left: plain_merge(['a', 'a', 'a'], ('a', 'a')) -> ['aa', 'a']"""
-    out, i = [], 0
+    out = []
+    i = 0
     while i < len(word):
         if tuple(word[i:i + 2]) == pair:
             out.append(word[i] + word[i + 1])
@@ -50,9 +55,13 @@ def plain_merge(word, pair):
             i += 1
     return out
 
+def plain_words(text, pattern):
+    """The words of a text, each as a list of single bytes."""
+    return [[bytes([b]) for b in word.encode()] for word in regex.findall(PATTERNS[pattern], text)]
+
 def plain_train(text, num_merges, pattern='gpt2'):
     """The merges of byte-level BPE in order: the most frequent pair first, ties to the greater pair of bytes."""
-    words = [[bytes([b]) for b in w.encode()] for w in regex.findall(PATTERNS[pattern], text)]
+    words = plain_words(text, pattern)
     merges = []
     while len(merges) < num_merges:
         counts = Counter(pair for word in words for pair in zip(word, word[1:]))
@@ -67,397 +76,646 @@ def plain_encode(text, merges, pattern='gpt2'):
     """The tokens (as bytes) of a text: in each word, join the pair that was merged first in training, and repeat."""
     rank = {pair: i for i, pair in enumerate(merges)}
     tokens = []
-    for w in regex.findall(PATTERNS[pattern], text):
-        word = [bytes([b]) for b in w.encode()]
-        while pairs := [pair for pair in zip(word, word[1:]) if pair in rank]:
-            word = plain_merge(word, min(pairs, key=rank.get))
+    for word in plain_words(text, pattern):
+        while True:
+            known = [pair for pair in zip(word, word[1:]) if pair in rank]
+            if not known:
+                break
+            word = plain_merge(word, min(known, key=rank.get))
         tokens += word
     return tokens
 
 # -----------------------------------------------------------------------------
-# cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
-# A piece is what lies between two safe cuts: places where the pattern ends a word whatever stands around. Nearly every
-# piece is one word; the pattern itself is only asked about distinct pieces that may not be.
+# long texts: in blocks, on all cores
 
-# classes of characters; UNSURE is white space beyond ASCII, after which nothing is cut
+BLOCK = 1 << 21     # bytes that one process takes at a time
+SMALL = 2           # as many blocks do not pay for processes
+
+# a text may be cut after a letter or digit, before what is neither: no word of any pattern goes across. (?r) searches
+# from the right
+SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
+
+def special_pattern(special_tokens, form=str):
+    """Splits str (or bytes) at special tokens, the longest where several fit, and keeps them; None without any."""
+    tokens = sorted(special_tokens, key=len, reverse=True)
+    if '' in tokens:
+        raise UserError('a special token can not be empty; remove it')
+    if not tokens:
+        return None
+    text = '(' + '|'.join(map(re.escape, tokens)) + ')'
+    return re.compile(text if form is str else text.encode())
+
+def blocks(chunks, size, special_tokens=()):
+    """
+    Joins chunks of UTF-8 bytes to blocks of about `size`, cut where no token can cross, wherever the chunks were cut.
+    A text that has no such place becomes one block.
+    """
+    special = special_pattern(special_tokens, bytes)
+    longest = max((len(token.encode()) for token in special_tokens), default=1)
+    rest = bytearray()
+    wanted = size
+    for chunk in chunks:
+        rest += chunk
+        if len(rest) < wanted:
+            continue
+        raw = bytes(rest)
+        cut = find_cut(raw, len(raw) - longest, special)
+        if cut:
+            yield raw[:cut]
+            del rest[:cut]
+        wanted = max(size, 2 * len(rest))       # what has no cut is not searched again for every chunk
+    yield bytes(rest)
+
+def find_cut(raw, sight, special):
+    """
+    The last place where bytes can be cut, 0 if there is none: before a special token, or, where that would be in the
+    first half, at a SAFE_CUT behind it. A special token that begins after `sight` may not be here as a whole.
+    """
+    cut = behind = 0
+    if special:
+        for match in special.finditer(raw):
+            if match.start() > sight:
+                break
+            cut, behind = match.span()
+    if cut < len(raw) // 2:
+        text = raw[behind:max(behind, sight)].decode(errors='ignore')
+        match = SAFE_CUT.search(text)
+        if match:
+            cut = behind + len(text[:match.start()].encode())
+    return cut
+
+def read_blocks(file, name, special_tokens=()):
+    """The blocks of a binary file; joined, they are the file. Raises UserError where the bytes are not UTF-8."""
+    offset = 0
+    for block in blocks(iter(lambda: file.read(BLOCK), b''), BLOCK, special_tokens):
+        try:
+            block.decode()
+        except UnicodeDecodeError as e:
+            raise UserError(f'{name} is not UTF-8: byte {offset + e.start} is {block[e.start]:#04x} ({e.reason}); '
+                            f'convert the file first, for example with iconv -t utf-8')
+        offset += len(block)
+        if block:
+            yield block
+
+# a fork shares what is already imported; where it is missing (Windows) or unsafe (macOS) a new Python starts
+START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
+
+def parallel_map(function, items, workers):
+    """
+    map(function, items) in order, in other processes, with at most a few items under way, so that a long input is
+    never in memory as a whole. Up to SMALL items are done here: a small job does not pay for processes.
+    """
+    items = iter(items)
+    first = list(islice(items, SMALL + 1))
+    items = chain(first, items)
+    if workers == 1 or len(first) <= SMALL:
+        yield from map(function, items)
+        return
+    context = multiprocessing.get_context(START_METHOD)
+    with ProcessPoolExecutor(workers, context, set_work, (function,)) as pool:
+        waiting = deque()
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > workers + 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+def set_work(function):
+    """Runs once in each new process: the function (which may hold a whole tokenizer) travels once, not per item."""
+    global work_function
+    work_function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is the parent's to handle
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+def end_with_parent():
+    """A worker would wait for work forever if its parent were killed."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+def work(item):
+    return work_function(item)
+
+def default_workers():
+    """The cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+# -----------------------------------------------------------------------------
+# cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
+#
+# Text is cut into pieces wherever two neighbouring characters tell that the pattern ends a word: say "it's" becomes
+# say| "|it|'s|" with that of GPT-2. Nearly every piece is one word; only distinct pieces that may be more (as 'so is,
+# since 's is a word) are given to the pattern.
+
+# classes of characters. UNSURE is white space beyond ASCII
 SEPARATOR, LETTER, SPACE, DIGIT, OTHER, BLANK, NEWLINE, APOSTROPHE, UNSURE = range(9)
-WHITE, BLACK = {SPACE, BLANK, NEWLINE}, {LETTER, DIGIT, OTHER, APOSTROPHE}
 
 @functools.cache
 def class_tables():
-    """The classes of all code points as uint8, and of all bytes for bytes.translate; 0xff, which UTF-8 never has, separates."""
+    """
+    (the class of each code point as uint8, the class of each ASCII byte as a table for bytes.translate). Beyond ASCII
+    that says SEPARATOR, as for the byte 0xff, which UTF-8 never has and which stands between texts.
+    """
     text = np.arange(0x110000, dtype='<u4').tobytes().decode('utf-32-le', 'surrogatepass')
-    table = np.full(0x110000, OTHER, np.uint8)
+    of_char = np.full(0x110000, OTHER, np.uint8)
     for kind, members in (LETTER, r'\p{L}+'), (DIGIT, r'\p{N}+'), (UNSURE, r'\s+'):
-        for m in regex.finditer(members, text):
-            table[m.start():m.end()] = kind
-    table[:128][table[:128] == UNSURE] = BLANK
-    table[[*b" \n\r'"]] = SPACE, NEWLINE, NEWLINE, APOSTROPHE
-    return table, table[:128].tobytes() + bytes([SEPARATOR]) * 128
+        for match in regex.finditer(members, text):
+            of_char[match.start():match.end()] = kind
+    ascii = of_char[:128]
+    ascii[ascii == UNSURE] = BLANK
+    ascii[[*b" \r\n'"]] = SPACE, NEWLINE, NEWLINE, APOSTROPHE
+    return of_char, ascii.tobytes() + bytes([SEPARATOR]) * 128
 
-def gpt2_cut(a, b):
-    """May GPT-2's pattern be cut between neighbours of classes a and b (1), before a (2), both (3), or neither (0)?"""
-    if a in WHITE and b in BLACK:
-        return 2 + (a != SPACE)             # the last white space goes with the word if it is a space, else it is alone
-    return int(a != b and a not in (SPACE, UNSURE) and not {a, b} <= WHITE | {UNSURE}
-               and (a, b) not in ((APOSTROPHE, LETTER), (APOSTROPHE, OTHER), (OTHER, APOSTROPHE)))
+EXAMPLES = "slx 7!\t\n'\u3000"      # of every class
+BETWEEN, BEFORE = 1, 2              # where to cut: between two neighbours, before the first of them
 
-def gpt4_cut(a, b):
-    """As gpt2_cut, for GPT-4's pattern, where line breaks go with what stands before them."""
-    if a in (LETTER, DIGIT):
-        return int(a != b)
-    if a in (OTHER, APOSTROPHE):
-        return int(b in (DIGIT, SPACE, BLANK, UNSURE))
-    return (b in BLACK) * {SPACE: 2, NEWLINE: 1}.get(a, 0)
-
-# for bytes.translate: 16 a + b -> what the rule says about neighbours of classes a and b
-CUTS = {name: bytes(0 if max(a, b) > UNSURE else 1 if SEPARATOR in (a, b) else rule(a, b) for a in range(16) for b in range(16))
-        for name, rule in (('gpt2', gpt2_cut), ('gpt4', gpt4_cut))}
-ONE_WORD = {'gpt2': NEWLINE, 'gpt4': SPACE}     # a piece of classes up to this one is a single word
+@functools.cache
+def cut_table(pattern):
+    """
+    Where a pattern cuts around neighbours of classes a and b, whatever stands beside them: at 16 a + b the sum of
+    BETWEEN and BEFORE, for bytes.translate. The pattern itself is asked, with all texts of three EXAMPLES. (Of several
+    spaces the last one goes with the word behind them, so that a space and a letter tell of a cut before the space.)
+    """
+    of_char, _ = class_tables()
+    table = np.full((16, 16), BETWEEN | BEFORE, np.uint8)
+    for text in product(EXAMPLES, repeat=3):
+        words = regex.findall(PATTERNS[pattern], ''.join(text))
+        ends = {0, *accumulate(map(len, words))}
+        for i in 0, 1:
+            a, b = of_char[ord(text[i])], of_char[ord(text[i + 1])]
+            table[a, b] &= BEFORE * (i in ends) | BETWEEN * (i + 1 in ends)
+    table[UNSURE] = 0           # has several bytes: a cut before the last one would be inside it
+    table[SEPARATOR] = table[:, SEPARATOR] = BETWEEN
+    return table.tobytes()
 
 def classes(raw):
-    """UTF-8 bytes -> the class of each byte, which is that of its character."""
+    """The class of each byte of UTF-8, which is that of its character: classes(' aé'.encode()) -> [2, 1, 1, 1]"""
     of_char, of_byte = class_tables()
     kinds = np.frombuffer(raw.translate(of_byte), np.uint8)
-    if not raw.isascii():
-        kinds, view = kinds.copy(), np.frombuffer(raw, np.uint8)
-        at = np.flatnonzero((view >= 128) & (view < 255))
-        code = np.frombuffer(view[at].tobytes().decode().encode('utf-32-le'), '<u4')
-        kinds[at] = np.repeat(of_char[code], 2 + (code > 0x7FF) + (code > 0xFFFF))
+    if raw.isascii():
+        return kinds
+    kinds = kinds.copy()
+    raw = np.frombuffer(raw, np.uint8)
+    places = np.flatnonzero((raw >= 128) & (raw < 255))
+    code = np.frombuffer(raw[places].tobytes().decode().encode('utf-32-le'), '<u4')
+    size = 2 + (code > 0x7FF) + (code > 0xFFFF)
+    kinds[places] = np.repeat(of_char[code], size)
     return kinds
 
 def cuts(raw, pattern):
-    """Where the pieces of UTF-8 bytes begin: two table look-ups a byte."""
+    """Where the pieces of UTF-8 bytes begin, by two look-ups a byte: cuts(b'it is', 'gpt2') -> [0, 2]"""
     kinds = classes(raw)
-    says = np.frombuffer((kinds[:-1] << 4 | kinds[1:]).tobytes().translate(CUTS[pattern]), np.uint8)
+    neighbours = kinds[:-1] << 4 | kinds[1:]
+    says = np.frombuffer(neighbours.tobytes().translate(cut_table(pattern)), np.uint8)
     begins = np.ones(len(raw), np.uint8)
-    begins[1:] = says & 1
-    begins[1:-1] |= says[1:] >> 1
+    begins[1:] = says & BETWEEN
+    begins[1:-1] |= says[1:] >> 1       # BEFORE
     return np.flatnonzero(begins.view(bool))
 
+ONE_WORD = {'gpt2': NEWLINE, 'gpt4': SPACE}     # a piece of classes up to this one is a single word
+
 def words_of(pieces, pattern):
-    """[bytes] -> (the words in them, for each word the index of its piece)"""
-    size = np.fromiter(map(len, pieces), int) + 1
-    worst = np.maximum.reduceat(classes(b'\xff'.join([*pieces, b''])), np.cumsum(size) - size)
-    words, count, after, findall = [], np.ones(len(pieces), int), 0, regex.compile(PATTERNS[pattern]).findall
+    """
+    [bytes] -> (the words in them, the index of the piece of each): [b' a', b"'so"] -> ([b' a', b"'s", b'o'], [0, 1, 1])
+    """
+    size = np.array([*map(len, pieces)], int) + 1
+    kinds = classes(b'\xff'.join([*pieces, b'']))
+    worst = np.maximum.reduceat(kinds, np.cumsum(size) - size)
+    findall = regex.compile(PATTERNS[pattern]).findall
+    words = []
+    count = np.ones(len(pieces), int)
+    done = 0
     for i in np.flatnonzero(worst > ONE_WORD[pattern]).tolist():
-        found = findall(pieces[i].decode())
-        words += pieces[after:i] + [w.encode() for w in found]
-        count[i], after = len(found), i + 1
-    return words + pieces[after:], np.repeat(np.arange(len(pieces)), count)
+        found = [word.encode() for word in findall(pieces[i].decode())]
+        words += pieces[done:i] + found
+        count[i] = len(found)
+        done = i + 1
+    return words + pieces[done:], np.repeat(np.arange(len(pieces)), count)
 
 # -----------------------------------------------------------------------------
 # numbering pieces: a hash table in numpy, where every step is taken for all keys at once
 
-WINDOW = 1 << 17        # bytes that are worked on at once: they stay in the processor's cache
-# by the size of a piece: which of its first 8 bytes are not its own, and which of the next 8
-PAD_LO, PAD_HI = np.frombuffer(b''.join([bytes(n) + b'\xff' * (16 - n) for n in range(16)]), '<u8').reshape(-1, 2).T.copy()
-
 class Index:
-    """Numbers distinct pairs of uint64 from 1: linear probing, a quarter full. 6 ns a key, where a dict of bytes takes 100."""
+    """
+    Numbers distinct keys from 1. A key is a row of two uint64. slots[hash of a key] holds the number of the key, and
+    keys[number] the key; where another key has that slot, it is in the next one that was free.
+    6 ns a key, where a dict of bytes takes 100.
+    """
     def __init__(self):
-        self.size, self.slots = 1, np.zeros(1 << 10, np.int32)      # number 0 says: not there
-        self.lo, self.hi = np.zeros((2, 1 << 8), np.uint64)         # the keys by number
-        self.lo[0] = 2 ** 64 - 1                                    # with hi = 0 that is no key
+        self.make(1 << 10)
 
-    def hash(self, lo, hi):
-        h = (hi * np.uint64(0xC2B2AE3D27D4EB4F) ^ lo) * np.uint64(0x9E3779B97F4A7C15)
-        return h, (h >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
+    def make(self, n):
+        self.slots = np.zeros(n, np.int32)              # three quarters are free, with number 0
+        self.keys = np.zeros((n // 4, 2), np.uint64)
+        self.keys[0] = 2 ** 64 - 1, 0                   # is no key
+        self.size = 1
 
-    def find(self, lo, hi):
-        """-> the number of each key, 0 where it is not there"""
-        slot = self.hash(lo, hi)[1]
+    def hash(self, keys):
+        """The slot of each key, or the one that is tried first: the upper bits of a product."""
+        mixed = (keys[:, 1] * np.uint64(0xC2B2AE3D27D4EB4F) ^ keys[:, 0]) * np.uint64(0x9E3779B97F4A7C15)
+        return (mixed >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
+
+    def differ(self, number, keys):
+        """Where the keys of these numbers are not these keys."""
+        found = self.keys.take(number, axis=0)
+        return np.flatnonzero((found[:, 0] != keys[:, 0]) | (found[:, 1] != keys[:, 1]))
+
+    def find(self, keys):
+        """The number of each key, 0 where it is not there."""
+        slot = self.hash(keys)
         number = self.slots.take(slot)
-        other = np.flatnonzero((self.lo.take(number) != lo) | (self.hi.take(number) != hi))
-        while len(other := other[number[other] != 0]):      # the slot holds another key: try the next one
+        other = self.differ(number, keys)
+        while True:
+            other = other[number[other] != 0]           # their slots hold other keys: try the next ones
+            if not len(other):
+                return number
             slot[other] = (slot[other] + 1) % len(self.slots)
-            number[other] = n = self.slots[slot[other]]
-            other = other[(self.lo[n] != lo[other]) | (self.hi[n] != hi[other])]
-        return number
+            number[other] = self.slots[slot[other]]
+            other = other[self.differ(number[other], keys[other])]
 
-    def add(self, lo, hi):
+    def add(self, keys):
         """Numbers keys that are new and distinct."""
-        first, self.size = self.size, self.size + len(lo)
-        if grow := 4 * self.size > len(self.slots):         # place all of them again
-            self.slots = np.zeros(1 << (4 * self.size).bit_length(), np.int32)
-            self.lo, self.hi = (np.append(x, np.zeros(len(self.slots) // 4 - len(x), np.uint64)) for x in (self.lo, self.hi))
-        self.lo[first:self.size], self.hi[first:self.size] = lo, hi
-        number = np.arange(1 if grow else first, self.size, dtype=np.int32)
-        slot = self.hash(self.lo[number], self.hi[number])[1]
+        size = self.size + len(keys)
+        if 4 * size > len(self.slots):          # grow, and add all of them again
+            keys = np.append(self.keys[1:self.size], keys, axis=0)
+            self.make(1 << (4 * size).bit_length())
+        self.keys[self.size:size] = keys
+        number = np.arange(self.size, size, dtype=np.int32)[::-1]
+        slot = self.hash(self.keys[number])
+        self.size = size
         while len(number):
             free = self.slots[slot] == 0
-            self.slots[slot[free][::-1]] = number[free][::-1]       # of two that want it the lower number gets it,
-            left = self.slots[slot] != number                       # which came first and will come more often
-            number, slot = number[left], (slot[left] + 1) % len(self.slots)
+            self.slots[slot[free]] = number[free]       # of several the last one, which is the one that came first
+            left = self.slots[slot] != number
+            number = number[left]
+            slot = (slot[left] + 1) % len(self.slots)
 
-    def numbers(self, lo, hi):
+    def numbers(self, keys):
         """-> (the number of each key, where those stand that are new); new keys get the next numbers, in order"""
-        number, added = self.find(lo, hi), []
-        while len(new := np.flatnonzero(number == 0)):
-            _, first = np.unique(self.hash(lo[new], hi[new])[0], return_index=True)     # of equal hashes one at a time
+        number = self.find(keys)
+        added = []
+        while True:
+            new = np.flatnonzero(number == 0)
+            if not len(new):
+                return number, added
+            # a new key may come several times: take one for each hash. others with the same hash have their turn later
+            _, first = np.unique(self.hash(keys[new]), return_index=True)
             first = new[np.sort(first)]
-            self.add(lo[first], hi[first])
-            number[new] = self.find(lo[new], hi[new])
+            self.add(keys[first])
+            number[new] = self.find(keys[new])
             added += first.tolist()
-        return number, added
+
+WINDOW = 1 << 17        # bytes that are worked on at once: they stay in the processor's cache
+
+# by the size of a piece of up to 15 bytes: 0xff for those of 16 bytes that are not its own
+PADDING = b''.join([bytes(size) + b'\xff' * (16 - size) for size in range(16)])
+PADDING = np.frombuffer(PADDING, '<u8').reshape(16, 2)
 
 class Pieces:
-    """Numbers the distinct pieces of texts, from 1 for the separator."""
+    """
+    Numbers the distinct pieces of texts. `all` lists them by number: 0 is none, 1 the separator 0xff. The key of a
+    piece of up to 15 bytes is these, filled up with 0xff; that of a longer one is its number in a dict, and eight of
+    its bytes, none of which is 0xff.
+    """
     def __init__(self, pattern):
-        self.pattern, self.index, self.long, self.all = pattern, Index(), {}, [b'']
+        self.pattern = pattern
+        self.index = Index()
+        self.long = {}
+        self.all = [b'']
         self.numbers(b'\xff', np.zeros(1, int))
 
-    def windows(self, raw):
-        """Yields the numbers of the pieces of UTF-8 bytes, an array for about every WINDOW bytes."""
-        at, width = 0, WINDOW
+    def read(self, raw):
+        """The numbers of the pieces of UTF-8 bytes, one after the other. New pieces get the next numbers."""
+        numbers = [np.zeros(0, np.int32)]
+        at = 0
+        width = WINDOW
         while at < len(raw):
             end = at + width
-            while end < len(raw) and raw[end] & 0xC0 == 0x80:      # not inside a character
+            while end < len(raw) and raw[end] & 0xC0 == 0x80:       # not inside a character
                 end += 1
             window = raw[at:end]
             begin = cuts(window, self.pattern)
-            if end < len(raw):                          # the last piece may go on: leave it to the next window
-                window, begin, width = window[:begin[-1]], begin[:-1], width * 2
+            if end < len(raw):          # the last piece may go on: leave it to the next window
+                window = window[:begin[-1]]
+                begin = begin[:-1]
             if len(begin):
-                yield self.numbers(window, begin)
-                at, width = at + len(window), WINDOW
+                numbers.append(self.numbers(window, begin))
+                at += len(window)
+                width = WINDOW
+            else:                       # all is one piece so far
+                width *= 2
+        return np.concatenate(numbers)
 
     def numbers(self, window, begin):
-        """The numbers of the pieces that begin at the given places. The key of up to 15 bytes is these, filled up with 0xff."""
+        """The numbers of the pieces that begin at the given places."""
         end = np.append(begin[1:], len(window))
-        size, padded = end - begin, window + bytes(16)
-        lo, hi = np.ndarray(len(window), 'V16', padded, 0, (1,))[begin].view('<u8').reshape(-1, 2).T   # 16 bytes from there
-        lo, hi = lo | PAD_LO.take(size, mode='clip'), hi | PAD_HI.take(size, mode='clip')
-
-        def pieces(at):
-            return [window[i:j] for i, j in zip(begin[at].tolist(), end[at].tolist())]
-        long = size > 15
-        if long.any():      # their key is their place in a dict
-            lo[long], hi[long] = [self.long.setdefault(piece, len(self.long)) for piece in pieces(long)], 0
-        number, new = self.index.numbers(lo, hi)
-        self.all += pieces(new) if new else []
+        size = end - begin
+        next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # the 16 bytes from each place on
+        keys = next_16[begin].view('<u8').reshape(-1, 2)
+        keys |= PADDING.take(size, axis=0, mode='clip')
+        long = np.flatnonzero(size > 15)
+        if len(long):
+            found = slices(window, begin[long], end[long])
+            keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
+        number, new = self.index.numbers(keys)
+        self.all += slices(window, begin[new], end[new])
         return number
+
+def slices(raw, begin, end):
+    return [raw[i:j] for i, j in zip(begin.tolist(), end.tolist())]
 
 # -----------------------------------------------------------------------------
 # training: count distinct words once, then merge in them, several pairs at a time
 
 class count_words:
-    """A picklable function: UTF-8 bytes -> (this process, pieces it has not met before, counts of all since its start)."""
+    """
+    A picklable function: UTF-8 bytes -> (this process, pieces it has not met before, counts of all since its start).
+    """
     def __init__(self, pattern, special_tokens=()):
-        self.pieces, self.special = Pieces(pattern), special_pattern(special_tokens, bytes)
+        self.pieces = Pieces(pattern)
+        self.special = special_pattern(special_tokens, bytes)
         self.counts = np.zeros(0, np.int64)
 
     def __call__(self, raw):
-        raw = b'\xff'.join(self.special.split(raw)[::2]) if self.special else raw
-        numbers = np.concatenate([np.zeros(0, int), *self.pieces.windows(raw)])
-        known, self.counts = self.counts, np.bincount(numbers, minlength=len(self.pieces.all))
-        self.counts[:len(known)] += known
-        return os.getpid(), self.pieces.all[len(known):], self.counts
-
-def add_up(keys, counts):
-    """-> {key: sum of its counts}"""
-    first, total = {}, np.zeros(len(counts), np.int64)      # where a key stands for the first time
-    np.add.at(total, np.fromiter(map(first.setdefault, keys, count()), int, len(counts)), counts)
-    return dict(zip(first, total[np.fromiter(first.values(), int)].tolist()))
+        if self.special:
+            raw = b'\xff'.join(self.special.split(raw)[::2])
+        known = len(self.counts)
+        numbers = self.pieces.read(raw)
+        counts = np.bincount(numbers, minlength=len(self.pieces.all))
+        counts[:known] += self.counts
+        self.counts = counts
+        return os.getpid(), self.pieces.all[known:], counts
 
 def add_counts(counted, pattern):
     """Adds up what count_words gave for the blocks of a text, in one process or several. -> {word as bytes: count}"""
-    pieces, counts = {0: [b'', b'\xff']}, {0: np.zeros(2, int)}
-    for process, new, counts[process] in counted:
-        pieces.setdefault(process, []).extend(new)
-    total = add_up(chain(*pieces.values()), np.concatenate([*counts.values()]))
-    del total[b''], total[b'\xff']
+    pieces = defaultdict(list)
+    counts = {}
+    for process, new, since_start in counted:
+        pieces[process] += new
+        counts[process] = since_start
+    total = defaultdict(int)
+    for process in pieces:
+        for piece, n in zip(pieces[process], counts[process].tolist()):
+            total[piece] += n
+    total.pop(b'', None)
+    total.pop(b'\xff', None)
+
     words, owner = words_of([*total], pattern)
-    return add_up(words, np.array([*total.values()], np.int64)[owner])
+    counts = np.array([*total.values()], int)[owner]
+    total = defaultdict(int)
+    for word, n in zip(words, counts.tolist()):
+        total[word] += n
+    return total
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
     """
     Trains byte-level BPE on a text file (or a list of them). -> (vocab, merges)
 
-    vocab: {id: bytes}: the 256 bytes, a token per merge, then the special tokens; fewer than vocab_size if the text has no
-    more pairs. merges: [(bytes, bytes)] in order: the most frequent pair wins, ties go to the greater pair of bytes. No
-    merge crosses a special token. The result does not depend on `workers` (processes; by default one per core). Memory is
-    bounded by the distinct words. Raises UserError for a vocab_size below 256 + special tokens, or text that is not UTF-8.
+    vocab: {id: bytes}: the 256 bytes, a token per merge, then the special tokens; fewer than vocab_size if the text has
+    no more pairs. merges: [(bytes, bytes)] in order: the most frequent pair wins, ties go to the greater pair of bytes.
+    No merge crosses a special token. The result does not depend on `workers` (processes; by default one per core).
+    Memory is bounded by the distinct words. Raises UserError for a vocab_size below 256 + special tokens, or text that
+    is not UTF-8.
     """
-    def read():
-        for path in [input_path] if isinstance(input_path, (str, os.PathLike)) else input_path:
-            try:
-                with open(path, 'rb') as f:
-                    yield from read_blocks(f, path, special_tokens)
-            except OSError as e:
-                raise UserError(f'can not read {path}: {e.strerror}; check the path')
+    paths = [input_path] if isinstance(input_path, (str, os.PathLike)) else input_path
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
-    counted = parallel_map(count_words(pattern, special_tokens), read(), workers or default_workers())
+    count = count_words(pattern, special_tokens)
+    counted = parallel_map(count, read_files(paths, special_tokens), workers or default_workers())
     return merge_words(add_counts(counted, pattern), vocab_size, special_tokens)
 
+def read_files(paths, special_tokens):
+    for path in paths:
+        with open(path, 'rb') as f:
+            yield from read_blocks(f, path, special_tokens)
+
 def check_vocab_size(vocab_size, special_tokens):
-    if vocab_size < (least := 256 + len(special_tokens)):       # the bytes and these
-        raise UserError(f'vocab_size {vocab_size} is too small: it counts bytes and special tokens, so give {least} or more')
+    least = 256 + len(special_tokens)
+    if vocab_size < least:
+        raise UserError(f'vocab_size {vocab_size} is too small: it counts bytes and special tokens, so give {least} '
+                        f'or more')
 
-def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: steps):
+def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: None):
     """{word as bytes: count} -> (vocab, merges), as train_bpe returns them; equal to plain_train."""
-    state, merges = Merging(counts, vocab_size - len(special_tokens)), []
-    while batch := state.next_batch():
-        merges += [(a, b) for _, a, b, *_ in batch]
+    state = Merging(counts, vocab_size - len(special_tokens))
+    merges = []
+    while True:
+        batch = state.next_batch()
+        if not batch:
+            break
+        merges += batch
         progress(len(batch))
-    return dict(enumerate(state.vocab + [token.encode() for token in special_tokens])), merges
+    tokens = state.vocab + [token.encode() for token in special_tokens]
+    return dict(enumerate(tokens)), merges
 
-def every_other(at, step):
-    """Of sorted places those to merge at where pairs overlap, as in aaa: every_other([3, 4, 5, 9], 1) -> [3, 5, 9]"""
-    index, alone = np.arange(len(at)), np.diff(at, prepend=-step) != step
-    return at[(index - np.maximum.accumulate(index * alone)) % 2 == 0]
+def every_other(at, middle):
+    """
+    Where to merge pairs that may overlap, as in aaaa. at: where they begin, sorted; middle: where their second token
+    does. every_other([3, 4, 5, 9], [4, 5, 6, 10]) -> [0, 2, 3], which are the pairs at 3, 5 and 9
+    """
+    index = np.arange(len(at))
+    alone = np.append(True, at[1:] != middle[:-1])[:len(at)]
+    start = np.maximum.accumulate(index * alone)        # of the run that each one is in
+    return index[(index - start) % 2 == 0]
 
 def groups(keys, weight):
     """-> (an order in which equal keys are neighbours, where each key begins in it, the weight of each key)"""
-    order = np.argsort(keys, kind='stable' if keys.dtype == np.uint16 else None)
-    begin = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0)[:len(keys)])
+    order = np.argsort(keys)
+    changes = np.append(True, np.diff(keys[order]) != 0)
+    begin = np.flatnonzero(changes[:len(keys)])
     return order, begin, np.add.reduceat(weight[order], begin)
 
-LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
-TOP = 64                # pairs that are looked at for the next batch
-
-class Merging:
+class Line:
     """
-    The words in the middle of training. What comes out is what plain_train finds, but:
-    - All words lie in one array, and a merge touches only the places where its pair stands.
-    - The places of a pair are listed once, when the younger of its tokens is made. From then on its count can only
-      fall, so an old count is an upper bound. It is brought up to date when the pair comes near the top.
-    - Some twenty pairs are merged at once: the next ones in order of (count, bytes, bytes), as long as no first token
-      of one is the second of another, so that none changes the count of another, and as long as no pair that one of
-      them makes comes before the ones that follow it.
-    An entry is (count, bytes, bytes, pair, size of the vocabulary when it was counted, the places where it stood then).
+    Words as tokens, end to end, with a place for each byte and `end` around each word. A token's id stands at its first
+    byte in `first` and at its last byte in `last`, so that its neighbours are found on both sides. With th merged, the
+    word `the` is 256 _ 101 in first and _ 256 101 in last; what stands at _ is never read.
+    """
+    def __init__(self, words, byte_ids, length, end):
+        self.raw = np.frombuffer(b'\xff'.join([b'', *words, b'']), np.uint8)
+        self.ends = np.flatnonzero(self.raw == 0xff)
+        self.first = byte_ids.astype(np.int32)[self.raw]
+        self.first[self.ends] = end
+        self.last = self.first.copy()
+        self.length = length        # bytes of each token, 1 for `end`
+
+    def next(self, at):
+        """Where the tokens begin that stand behind those at these places."""
+        return at + self.length[self.first[at]]
+
+    def join(self, at, new):
+        """Joins tokens with the next ones. -> where the tokens to the left, the next ones, those to the right begin"""
+        middle = self.next(at)
+        end = self.next(middle)
+        self.first[at] = self.last[end - 1] = new
+        return at - self.length[self.last[at - 1]], middle, end
+
+LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
+
+class Merging(Line):
+    """
+    The words in the middle of training. What comes out is what plain_train finds, but a merge touches only the places
+    where its pair stands, and some twenty pairs are merged at once: one at a time would take five times as long.
+
+    Pairs are numbered when the younger of their tokens is made, and the places where they stand then are listed. None
+    comes later, but places and counts are lost to other merges: pair_at[place] is the number of the pair that begins
+    there now (0: none), and count[number] is always up to date.
+
+    The pool holds (count, bytes, bytes, number) of all pairs that count `floor` or more, sorted, the next one to merge
+    last. A count in it may be too high: that is seen, and put right, when the pair comes up.
     """
     def __init__(self, counts, limit):
+        n = sum(map(len, counts))
         self.vocab = [bytes([i]) for i in range(256)]
-        self.end = min(limit, 256 + sum(map(len, counts)))      # tokens at most: the id of what stands around the words
-        self.length = np.ones(self.end + 1, np.int32)           # bytes of each token
-        self.as_first, self.as_second = np.zeros((2, self.end), int).tolist()       # vocabulary when it was last merged so
-        # a token's id stands at its first byte in `first` and at its last byte in `last`
-        size = np.array([*map(len, counts)], np.int64)
-        self.first = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
-        self.first[np.append(0, np.cumsum(size + 1))] = self.end
-        self.last = self.first.copy()
-        self.weight = np.append(0, np.repeat(np.array([*counts.values()], np.int64), size + 1))
-        self.pool, self.floor = [], 1 << 62     # sorted entries: all that count `floor` or more
-        self.rest, self.places = [], []         # columns of the others: count, pair, which of the places, from, to
-        self.born(np.arange(len(self.first) - 1, dtype=np.int32))
+        self.end = min(limit, 256 + n)                      # tokens at most, and what stands around words
+        super().__init__(counts, np.arange(256), np.ones(self.end + 1, int), self.end)
+        self.weight = np.repeat(np.array([0, *counts.values()], int), np.diff(self.ends, prepend=-1))
+
+        # a merge at a place takes a token away and brings two pairs at most: room for all of them, used as they come
+        self.pairs = 1
+        self.pair = np.zeros(3 * n + 1, int)                # of ids: a << 32 | b
+        self.count = np.zeros(3 * n + 1, int)
+        self.begin = np.zeros(3 * n + 2, int)               # of its places, which end where those of the next begin
+        self.places = np.zeros(3 * n, np.int32)
+        self.pair_at = np.zeros(len(self.weight), np.int32)
+        self.pool = []
+        self.floor = 1 << 62
+        self.born(np.arange(len(self.weight) - 1))
 
     def born(self, at):
-        """Enters the pairs that begin at these places."""
+        """Numbers the pairs that begin at these places; all of them are new."""
         a = self.first[at]
-        b = self.first[at + self.length[a]]
-        keep = (a != self.end) & (b != self.end)
-        at, a, b = at[keep], a[keep], b[keep]
-        # pairs of bytes are sorted as 16 bits: five times as fast
-        keys = (a << 8 | b).astype(np.uint16) if len(self.vocab) == 256 else a.astype(np.int64) << 32 | b
+        b = self.first[self.next(at)]
+        self.pair_at[at] = 0
+        inside = (a != self.end) & (b != self.end)
+        at = at[inside]
+        keys = a[inside].astype(int) << 32 | b[inside]
         order, begin, count = groups(keys, self.weight[at])
-        self.enter(count, a[order[begin]].astype(np.int64) << 32 | b[order[begin]], at[order], begin)
+        at = at[order]
 
-    def enter(self, count, pairs, at, begin):
-        """Enters pairs whose places lie end to end in `at`."""
-        self.places.append((len(self.vocab), at.astype(np.int32)))
-        which = np.full(len(pairs), len(self.places) - 1)
-        self.choose(np.stack([count, pairs, which, begin, np.append(begin, len(at))[1:]]))
+        number = np.arange(self.pairs, self.pairs + len(begin))
+        used = self.begin[self.pairs]
+        self.pairs += len(begin)
+        self.pair[number] = keys[order[begin]]
+        self.count[number] = count
+        self.begin[number] = used + begin
+        self.begin[self.pairs] = used + len(at)
+        self.places[used:used + len(at)] = at
+        self.pair_at[at] = np.repeat(number, np.diff(begin, append=len(at)))
+        for entry in self.entries(number[count >= self.floor]):
+            bisect.insort(self.pool, entry)
 
-    def choose(self, columns):
-        """Puts what counts enough in the pool."""
-        ready = columns[0] >= self.floor
-        self.rest.append(columns[:, ~ready])
-        entries = [(n, self.vocab[pair >> 32], self.vocab[pair & LOW], pair, self.places[k][0], self.places[k][1][i:j])
-                   for n, pair, k, i, j in columns[:, ready].T.tolist()]
-        if len(entries) > TOP:
-            self.pool = sorted(self.pool + entries)
-        else:
-            for entry in entries:
-                bisect.insort(self.pool, entry)
+    def entries(self, number):
+        """What the pool holds of pairs."""
+        rows = zip(self.count[number].tolist(), self.pair[number].tolist(), number.tolist())
+        return [(count, self.vocab[pair >> 32], self.vocab[pair & LOW], n) for count, pair, n in rows]
 
-    def gather(self, entries):
-        """-> the places of these pairs, the index of the pair of each, where its second token begins and where it ends"""
-        at, pairs = np.concatenate([e[5] for e in entries]).astype(np.int64), np.array([e[3] for e in entries])
-        who = np.repeat(np.arange(len(pairs)), [len(e[5]) for e in entries])
-        middle = at + self.length[pairs >> 32][who]
-        return at, who, middle, middle + self.length[pairs & LOW][who], pairs
-
-    def exact(self, entry):
-        """Is its count up to date? Places are lost when its first token is merged as a second, or its second as a first."""
-        first, second, counted = entry[3] >> 32, entry[3] & LOW, entry[4]
-        return self.as_second[first] <= counted and self.as_first[second] <= counted
-
-    def recount(self):
-        """Fills the pool up, and brings the top of it up to date."""
-        if len(self.pool) < TOP and self.rest:
-            columns, self.rest = np.concatenate(self.rest, 1), []
-            if n := min(len(self.vocab), columns.shape[1]):         # few at first, since most of what is born would follow
-                self.floor = np.partition(columns[0], -n)[-n]
-                self.choose(columns)
-        top = self.pool[-TOP:]
-        if old := [entry for entry in top if not self.exact(entry)]:
-            self.pool[-TOP:] = filter(self.exact, top)
-            at, who, middle, _, pairs = self.gather(old)
-            there = (self.first[at].astype(np.int64) << 32 | self.first[middle]) == pairs[who]
-            count = np.add.reduceat(self.weight[at] * there, np.searchsorted(who, np.arange(len(old))))
-            begin, some = np.searchsorted(who[there], np.arange(len(old))), count > 0
-            self.enter(count[some], pairs[some], at[there], begin[some])
+    def refill(self):
+        """Lowers the floor, and fills the empty pool. Few at first, since most of what is born would follow."""
+        count = self.count[:self.pairs]
+        waiting = np.flatnonzero((count > 0) & (count < self.floor))
+        n = min(len(self.vocab), len(waiting))
+        if n:
+            self.floor = np.partition(count[waiting], -n)[-n]
+            self.pool = sorted(self.entries(waiting[count[waiting] >= self.floor]))
 
     def next_batch(self):
-        """Merges the next few pairs. -> their entries, in order; none at the end"""
-        batch, room = [], self.end - len(self.vocab)
-        while room and not batch and (self.pool or self.rest):
-            self.recount()
-            firsts, seconds = set(), set()
-            for entry in reversed(self.pool):
-                a, b = entry[3] >> 32, entry[3] & LOW
-                if not self.exact(entry) or a in seconds or b in firsts or len(batch) == room:
-                    break
-                at = every_other(np.sort(entry[5]), len(entry[1])) if a == b else entry[5]
-                batch.append((*entry[:5], at))
-                firsts.add(a)
-                seconds.add(b)
-        return self.merge(batch) if batch else []
+        """
+        Merges the next few pairs. -> [(bytes, bytes)] in order; none at the end
+
+        These are the best ones, as long as no first token of one is the second of another: so none changes the count
+        of another, and all can be merged at once.
+        """
+        batch = []
+        firsts = set()
+        seconds = set()
+        while len(batch) < self.end - len(self.vocab):
+            if not self.pool and not batch:
+                self.refill()
+            if not self.pool:
+                break
+            entry = self.pool.pop()
+            count, x, y, number = entry
+            now = int(self.count[number])
+            if now < count:
+                if now >= self.floor:
+                    bisect.insort(self.pool, (now, x, y, number))
+            elif x in seconds or y in firsts:
+                self.pool.append(entry)
+                break
+            else:
+                batch.append(entry)
+                firsts.add(x)
+                seconds.add(y)
+        if not batch:
+            return []
+        return self.merge(batch)
+
+    def places_of(self, x, y, number):
+        """Where to merge a pair."""
+        at = self.places[self.begin[number]:self.begin[number + 1]]
+        at = at[self.pair_at[at] == number]
+        if x == y:
+            at = np.sort(at)
+            at = at[every_other(at, at + len(x))]
+        return at
 
     def merge(self, batch):
         """Merges the pairs of the batch, up to the first that is overtaken, and returns them."""
-        at, who, middle, end, _ = self.gather(batch)
-        batch = batch[:self.overtaken(batch, at, who, end)]
-        n, old = np.searchsorted(who, len(batch)), len(self.vocab)
-        at, who, middle, end = at[:n], who[:n], middle[:n], end[:n]
-        for _, x, y, pair, *_ in batch:
-            self.length[len(self.vocab)] = len(x + y)
+        old = len(self.vocab)
+        places = [self.places_of(*entry[1:]) for entry in batch]
+        at = np.concatenate(places).astype(int)
+        new = np.repeat(np.arange(old, old + len(batch)), [*map(len, places)])
+        for id, (_, x, y, _) in enumerate(batch, old):
             self.vocab.append(x + y)        # no other pair spells this: its bytes were merged alike wherever they stand
-            self.as_first[pair >> 32] = self.as_second[pair & LOW] = old + len(batch)
-        del self.pool[-len(batch):]
-        self.first[middle] = -1
-        self.first[at] = self.last[end - 1] = old + who
-        left = at - self.length[self.last[at - 1]]
-        self.born(np.append(left[self.first[left] < old], at))      # not twice between two new tokens
-        return batch
+            self.length[id] = len(x + y)
 
-    def overtaken(self, batch, at, who, end):
-        """-> how many pairs of the batch come before all the pairs that those before them make"""
-        sides = np.append(who << 33 | self.last[at - 1], who << 33 | 1 << 32 | self.first[end])
-        order, begin, count = groups(sides, np.tile(self.weight[at], 2))
-        near, stop = np.flatnonzero(count >= batch[-1][0]), len(batch)
-        for n, side in zip(count[near].tolist(), sides[order[begin[near]]].tolist()):
-            i, token = side >> 33, side & LOW
-            if token != self.end:
-                made, other = batch[i][1] + batch[i][2], self.vocab[token]      # in aaaa, (aa, a) stands for (aa, aa):
-                pair = (n, made, other) if side >> 32 & 1 else (n, other, made)     # none in the batch comes between
-                stop = next((j for j in range(i + 1, stop) if batch[j][:3] < pair), stop)
+        stop = self.overtaken(batch, at, new)
+        del self.vocab[old + stop:]
+        self.pool += reversed(batch[stop:])
+        at = at[new < old + stop]
+        new = new[new < old + stop]
+
+        left, middle, _ = self.join(at, new)
+        left = left[self.first[left] < old]        # between two new tokens there is one pair, not two
+        changed = np.append(left, at)
+        gone = np.append(changed, middle)
+        np.subtract.at(self.count, self.pair_at[gone], self.weight[gone])
+        self.pair_at[middle] = 0
+        self.born(changed)
+        return [(x, y) for _, x, y, _ in batch[:stop]]
+
+    def overtaken(self, batch, at, new):
+        """
+        How many pairs of the batch come before all the pairs that those before them make: a new token and what
+        stands to the left of it or to the right. In aaaa, (aa, a) stands for (aa, aa): none in the batch lies between.
+        """
+        left = self.last[at - 1].astype(int)
+        right = self.first[self.next(self.next(at))]
+        keys = np.append(left << 32 | new, new << 32 | right)
+        order, begin, count = groups(keys, np.tile(self.weight[at], 2))
+        near = np.flatnonzero(count >= batch[-1][0])
+        old = len(self.vocab) - len(batch)
+        stop = len(batch)
+        for n, pair in zip(count[near].tolist(), keys[order[begin[near]]].tolist()):
+            a, b = pair >> 32, pair & LOW
+            if self.end in (a, b):
+                continue
+            entry = n, self.vocab[a], self.vocab[b]
+            maker = max(a, b) - old         # the younger token is the new one
+            while stop > maker + 1 and batch[stop - 1][:3] < entry:
+                stop -= 1
         return stop
 
 # -----------------------------------------------------------------------------
 # encoding and decoding
 
-LONG_TEXT = 3000        # characters: shorter texts are looked up in a dict, longer ones in arrays; here both take 80 us
+MAX_PIECES = 1 << 18    # words whose ids are kept in a dict
+MAX_IDS = 1 << 20       # ids that are kept in a table
 STREAM = 1 << 16        # bytes of a stream that are encoded at once
-LONG_WORD = 64          # bytes: longer words are merged one by one
-BATCH = 1 << 14         # ids that are decoded at once
-MAX_PIECES = 1 << 18    # distinct pieces whose ids are kept
-NONE = np.uint32(2 ** 32 - 1)
-
-# a text can be cut before a space, if what stands before or after it is not white space
-SAFE_SPACE, UNSAFE_SPACE = re.compile(r' (?:(?=\S)|(?<=\S ))'), re.compile(r' (?!\S)(?<=\s )')
+BATCH = 1 << 14         # arrays that are joined at once: they stay in the processor's cache
 
 class Cache(dict):
     """A dict of limited size that asks a function for what it lacks."""
@@ -473,40 +731,50 @@ class Cache(dict):
         return value
 
 class Ragged:
-    """Short arrays, to be put end to end in any order. flat: all of them end to end; size: how many items each has."""
+    """Short arrays of one type. flat: all of them end to end; size: how many items each has."""
     def __init__(self, flat, size):
-        self.flat, self.size, self.begin = flat, np.asarray(size), np.cumsum(size) - size
+        self.flat = flat
+        self.size = np.asarray(size)
+        self.begin = np.cumsum(size) - size
 
     def join(self, index):
-        """-> (the arrays of these numbers end to end, where each one begins)"""
-        size = self.size.take(index)
-        begin = np.cumsum(size) - size
-        return self.flat.take(np.repeat(self.begin.take(index) - begin, size) + np.arange(size.sum())), begin
+        """The arrays of these numbers end to end: 'a', 'bc', 'd' joined by [1, 0, 1] are 'bcabc'."""
+        parts = [self.flat[:0]]
+        for i in range(0, len(index), BATCH):
+            part = index[i:i + BATCH]
+            size = self.size.take(part)
+            begin = np.cumsum(size) - size          # of each array in the result
+            shift = np.repeat(self.begin.take(part) - begin, size)
+            parts.append(self.flat.take(shift + np.arange(len(shift))))
+        return np.concatenate(parts)
 
 class BaseTokenizer:
-    """What all share: special tokens, streams, bytes. A subclass has `pattern`, which cuts text into words, and `word_ids`."""
+    """What all share: special tokens, streams, bytes. A subclass has `pattern`, which cuts text, and `word_ids`."""
     def set_vocab(self, vocab, special_tokens):
-        self.vocab, self.special_ids = dict(vocab), {}
-        self.id_of = {b: i for i, b in self.vocab.items()}
+        self.vocab = dict(vocab)
+        self.id_of = {token: id for id, token in self.vocab.items()}
+        self.special_ids = {}
         for token in special_tokens or ():
-            id = self.special_ids[token] = self.id_of.get(token.encode(), max(self.vocab, default=-1) + 1)
-            self.id_of[token.encode()], self.vocab[id] = id, token.encode()
-        self.vocab_size = max(self.vocab, default=-1) + 1
+            id = self.id_of.setdefault(token.encode(), len(self.vocab))
+            self.special_ids[token] = id
+            self.vocab[id] = token.encode()
+        self.vocab_size = len(self.vocab)
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
         self.eot = self.special_ids.get(END_OF_TEXT)
         self.special = special_pattern(self.special_ids)
-        self.cache = Cache(self.word_ids)
-        self.caches = [self.cache]
+        tokens = [self.vocab[id] for id in range(self.vocab_size)]
+        self.token_bytes = Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
+        self.words = Cache(self.word_ids)
 
     def encode(self, text):
         """text -> list of ids; special tokens in it become their own ids, the longest where several fit."""
-        if len(text) > LONG_TEXT or self.special and self.special.search(text):
+        if self.special and self.special.search(text):
             return self.encode_to_numpy(text).tolist()
         return self.encode_ordinary(text)
 
     def encode_ordinary(self, text):
         """text -> list of ids; special tokens in it are text like any other."""
-        return [*chain.from_iterable(map(self.cache.__getitem__, self.pattern.findall(text)))]
+        return [*chain.from_iterable(map(self.words.__getitem__, self.pattern.findall(text)))]
 
     def encode_to_numpy(self, text):
         """encode(text) as an array of uint16 (of uint32 for more than 65,536 tokens); the fastest for a long text."""
@@ -516,35 +784,31 @@ class BaseTokenizer:
 
     def encode_bytes(self, raw, special=()):
         """UTF-8 bytes -> array of ids; a byte 0xff becomes the next id of `special`, or that one if it is a number."""
-        parts = [self.encode_ordinary(part.decode()) for part in raw.split(b'\xff')]
-        special = np.broadcast_to(special, len(parts) - 1).tolist()
-        return np.array([*parts[0], *chain.from_iterable([id, *part] for id, part in zip(special, parts[1:]))], self.dtype)
+        parts = [[*self.encode_ordinary(part.decode()), -1] for part in raw.split(b'\xff')]
+        ids = np.array([*chain.from_iterable(parts)][:-1], int)
+        ids[ids == -1] = special
+        return ids.astype(self.dtype)
 
     def encode_iterable(self, chunks):
-        """Yields the ids of encode(''.join(chunks)), wherever they were cut. Holds STREAM, or a text without a space."""
+        """
+        Yields the ids of encode(''.join(chunks)), wherever they were cut. Holds STREAM bytes, or more where a text has
+        no place to cut, and what it has learned of words.
+        """
         for block in blocks((chunk.encode() for chunk in chunks), STREAM, self.special_ids):
             yield from self.encode(block.decode())
-            self.forget(1 << 14)
 
-    def forget(self, limit=0):
-        """Drops what is kept of earlier texts to be faster, if that is more than `limit` words."""
-        for cache in self.caches:
-            if len(cache) > limit:
-                cache.clear()
-
-    @functools.cached_property
-    def token_bytes(self):
-        tokens = [self.vocab.get(i, b'') for i in range(self.vocab_size)]
-        return Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
+    def forget(self):
+        """Drops what is kept of earlier texts to be faster."""
+        self.words.clear()
 
     def decode_bytes(self, ids):
         """ids (a sequence; an array is fastest) -> bytes. Raises ValueError for what is no id of the vocabulary."""
-        ids = ids if isinstance(ids, np.ndarray) else np.array(ids.tolist() if hasattr(ids, 'tolist') else [*ids])
-        ids = ids if ids.size else np.zeros(0, int)
-        if ids.ndim != 1 or ids.dtype.kind not in 'iu' or ids.size and not (
-                0 <= ids.min() <= ids.max() < self.vocab_size and self.token_bytes.size[ids].all()):
-            raise ValueError(f'not all of these are ids of the vocabulary of {len(self.vocab)} tokens: {ids}')
-        return b''.join([self.token_bytes.join(ids[i:i + BATCH])[0].tobytes() for i in range(0, len(ids), BATCH)])
+        ids = np.asarray(ids)
+        if not len(ids):
+            return b''
+        if ids.min() < 0 or ids.max() >= self.vocab_size:
+            raise ValueError(f'not all of these are ids of the vocabulary of {self.vocab_size} tokens: {ids}')
+        return self.token_bytes.join(ids).tobytes()
 
     def decode(self, ids):
         """ids -> text. Bytes that are no UTF-8 (a character cut in half) become U+FFFD."""
@@ -553,245 +817,312 @@ class BaseTokenizer:
     def save(self, path):
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
         pre_tokenizer, model, decoder = self.as_json()
-        added = [{'id': i, 'content': t, 'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False,
-                  'special': True} for t, i in sorted(self.special_ids.items(), key=lambda x: x[1])]
-        data = {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added, 'normalizer': None,
-                'pre_tokenizer': pre_tokenizer, 'post_processor': None, 'decoder': decoder, 'model': model}
+        flags = dict.fromkeys(['single_word', 'lstrip', 'rstrip', 'normalized'], False)
+        special = sorted(self.special_ids.items(), key=lambda item: item[1])
+        added = [dict(id=id, content=token, **flags, special=True) for token, id in special]
+        data = dict(version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
+                    pre_tokenizer=pre_tokenizer, post_processor=None, decoder=decoder, model=model)
         with open(path, 'w', encoding='utf-8', newline='\n') as f:
             json.dump(data, f, ensure_ascii=False, indent=1)
 
+# -----------------------------------------------------------------------------
+# byte-level BPE
+
+NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
+LONG_TEXT = 3000        # characters: where the two ways to encode, below, take equally long, 150 us
+
+# a text can be cut before a space, if what stands before or after it is not white space
+SAFE_SPACE = re.compile(r' (?:(?=\S)|(?<=\S ))')
+UNSAFE_SPACE = re.compile(r' (?!\S)(?<=\s )')
+
 class Tokenizer(BaseTokenizer):
-    """Byte-level BPE: every text that UTF-8 can hold has ids, and decode(encode(text)) == text."""
+    """
+    Byte-level BPE: every text that UTF-8 can hold has ids, and decode(encode(text)) == text.
+
+    There are two ways to encode, with the same result. A short text is cut in Python, its words are looked up in a
+    dict, and a new word is merged alone: 20 characters take 4 us, where arrays take 60, and a new word 9 us, where
+    arrays take 500. A long text is read by Pieces, a table has the ids of each, and new words are merged together, 2 us
+    each: a million characters take a third of the time that the first way would.
+    """
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
-        """vocab and merges as train_bpe returns them; special tokens that vocab lacks come last. pattern: 'gpt2' or 'gpt4'."""
+        """
+        vocab and merges as train_bpe returns them; special tokens that vocab lacks come last. pattern: a name in
+        PATTERNS. Raises UserError for a vocabulary that means two things.
+        """
         self.set_vocab(vocab, special_tokens)
-        self.merges = [tuple(m) for m in merges]
-        self.pattern_name, self.pattern = pattern, regex.compile(PATTERNS[pattern])
+        self.merges = [tuple(pair) for pair in merges]
+        self.pattern_name = pattern
+        self.pattern = regex.compile(PATTERNS[pattern])
+        self.ranks = {}         # pair of ids: rank
+        self.made = []          # by rank: id of the two together
         try:
             self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
-            self.ranks, made = {}, {*self.byte_ids}     # pair of ids -> (rank, id of the two together)
             for rank, (a, b) in enumerate(self.merges):
-                pair, new = (self.id_of[a], self.id_of[b]), self.id_of[a + b]
-                if not made.issuperset(pair) or pair in self.ranks:
-                    raise UserError(f'merge {rank} joins {a} and {b} twice or too early; use the merges in their order')
-                self.ranks[pair] = rank, new
-                made.add(new)
+                self.ranks[self.id_of[a], self.id_of[b]] = rank
+                self.made.append(self.id_of[a + b])
         except KeyError as e:
-            raise UserError(f'this vocabulary lacks {e}, a byte or what the merges make; use the files of one tokenizer')
+            raise UserError(f'this vocabulary lacks {e}, a byte or what the merges make; use the files of one '
+                            f'tokenizer')
+        ordinary = {*self.byte_ids, *self.made}
         for token, id in self.special_ids.items():
-            twin = from_printable(token) if {*token} <= TO_BYTE.keys() else b''     # in a file both would look alike
-            if id in made or self.id_of.get(twin, id) != id:
+            if id in ordinary:
                 raise UserError(f'the special token {token!r} is an ordinary one too; take another')
-        self.size = self.token_bytes.size.tolist()      # bytes of each token
-        self.after_space, self.tables = Cache(self.ids_after_space), []
-        self.caches.append(self.after_space)
+        if len(self.ranks) < len(self.merges):
+            raise UserError('a merge is there twice; use the merges of a tokenizer as they are')
+        self.after_space = Cache(self.ids_after_space)
+        self.tables = []
 
     @classmethod
-    def from_files(cls, vocab_path, merges_path, special_tokens=None, pattern='gpt2'):
+    def from_files(cls, vocab_path, merges_path, special_tokens=(END_OF_TEXT,), pattern='gpt2'):
         """Opens GPT-2's pair of files: vocab.json ({token: id}) and merges.txt (a pair a line)."""
-        vocab = read_json(vocab_path)
-        try:
-            with open(merges_path, encoding='utf-8') as f:
-                merges = [line for line in f.read().split('\n') if line and line[:9] != '#version:']
-            specials = [END_OF_TEXT] if special_tokens is None and END_OF_TEXT in vocab else special_tokens
-            return cls(*read_bpe(vocab, merges, specials or ()), specials, pattern)
-        except (OSError, KeyError, ValueError, AttributeError, TypeError) as e:
-            raise UserError(f'{vocab_path} and {merges_path} are no vocab and merges of one tokenizer ({e!r}); give such files')
+        with open(merges_path, encoding='utf-8') as f:
+            lines = f.read().split('\n')
+        merges = [line for line in lines if line and not line.startswith('#version:')]
+        return cls(*read_bpe(read_json(vocab_path), merges, special_tokens), special_tokens, pattern)
 
     def encode_ordinary(self, text):
         """text -> list of ids; special tokens in it are text like any other."""
         if len(text) > LONG_TEXT:
             return self.encode_bytes(text.encode()).tolist()
-        # cutting at spaces is twice as fast as the pattern, which only sees what is new
-        first, *rest = SAFE_SPACE.split(text) if UNSAFE_SPACE.search(text) else text.split(' ')
+        # at spaces first: the pattern, which only sees what is new then, takes twice as long. hence the second dict
+        if UNSAFE_SPACE.search(text):
+            first, *rest = SAFE_SPACE.split(text)
+        else:
+            first, *rest = text.split(' ')
         return [*super().encode_ordinary(first), *chain.from_iterable(map(self.after_space.__getitem__, rest))]
 
     def ids_after_space(self, piece):
         return super().encode_ordinary(' ' + piece)
 
     def word_ids(self, word):
-        """The ids of one word: join the pair of lowest rank, the left one of several, until none has one. n log n by a heap."""
-        ids, ranks, size = [*map(self.byte_ids.__getitem__, word.encode()), -1], self.ranks, self.size
-        last = ids.copy()                   # a token's id stands at its first byte in `ids` and at its last in `last`
-        heap = [(*ranks[p], i, *p) for i, p in enumerate(zip(ids, ids[1:])) if p in ranks]
-        heapq.heapify(heap)
-        while heap:
-            _, new, i, a, b = heapq.heappop(heap)
-            if ids[i] == a and ids[j := i + size[a]] == b:      # else one of the two was merged with its other neighbour
-                end, left = j + size[b], last[i - 1]
-                ids[i], ids[j], last[end - 1] = new, -1, new
-                for at, p in (i, (new, ids[end])), (i - size[left], (left, new)):
-                    if p in ranks:
-                        heapq.heappush(heap, (*ranks[p], at, *p))
-        return [x for x in ids if x >= 0]
+        """The ids of one word: join the pair of lowest rank, the left one of several, until none has one."""
+        rank_of = self.ranks.get
+        ids = [self.byte_ids[b] for b in word.encode()]
+        ranks = [rank_of(pair, NONE) for pair in zip(ids, ids[1:])]
+        while ranks:
+            rank = min(ranks)
+            if rank == NONE:
+                break
+            i = ranks.index(rank)
+            ids[i:i + 2] = [self.made[rank]]
+            del ranks[i]
+            if i > 0:
+                ranks[i - 1] = rank_of((ids[i - 1], ids[i]), NONE)
+            if i < len(ranks):
+                ranks[i] = rank_of((ids[i], ids[i + 1]), NONE)
+        return ids
 
-    def forget(self, limit=0):
-        super().forget(limit)
-        # eight ids weigh as much as a piece
-        if any(max(len(pieces.all), len(table.flat) >> 3) > limit for pieces, table in [*self.tables]):
-            self.tables = []
+    def forget(self):
+        super().forget()
+        self.after_space.clear()
+        self.tables.clear()
 
     def encode_bytes(self, raw, special=()):
-        """BaseTokenizer.encode_bytes, at 60 MB/s: a table takes the numbers of pieces to ids; new words are merged together."""
-        try:            # taken while in use: another thread makes its own, and what an exception left half done is dropped
+        """BaseTokenizer.encode_bytes, at 60 MB/s: a table has the ids of each of the Pieces that was seen before."""
+        separator = self.byte_ids[0xff]         # no text has this id, since UTF-8 never has the byte
+        try:            # taken while in use: another thread makes its own
             pieces, table = self.tables.pop()
         except IndexError:
-            pieces, table = Pieces(self.pattern_name), Ragged(np.zeros(1, self.dtype), [1])     # there is no piece 0
-        windows, out, places, total = [*pieces.windows(raw)], [np.zeros(0, self.dtype)], [np.zeros(0, int)], 0
-        if new := pieces.all[len(table.size):]:
+            pieces = Pieces(self.pattern_name)
+            table = Ragged(np.array([0, separator], self.dtype), [1, 1])        # of the pieces b'' and 0xff
+        numbers = pieces.read(raw)
+        new = pieces.all[len(table.size):]
+        if new:
             words, owner = words_of(new, self.pattern_name)
-            ids, size = self.merge_words(words)
-            table = Ragged(np.append(table.flat, ids), np.append(table.size, np.bincount(owner, size).astype(int)))
-        for numbers in windows:
-            ids, begin = table.join(numbers)
-            out.append(ids)
-            places.append(total + begin[numbers == 1])
-            total += len(ids)
-        ids = np.concatenate(out)
-        ids[np.concatenate(places)] = special
-        self.tables.append((pieces, table))
-        self.forget(MAX_PIECES)
+            flat, size = self.ids_of_words(words)
+            size = np.bincount(owner, size).astype(int)
+            table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
+
+        ids = table.join(numbers)
+        ids[ids == separator] = special
+        if len(table.flat) < MAX_IDS:
+            self.tables.append((pieces, table))
         return ids
 
     @functools.cached_property
-    def pair_table(self):
-        """(index of the pairs of ids, in the order of their ranks; the id each rank makes; the numbers of all pairs of bytes)"""
-        index, ids = Index(), np.array(self.byte_ids, np.uint64)
-        index.add(*np.array([*self.ranks], np.uint64).reshape(-1, 2).T)
-        made = np.array([new for _, new in self.ranks.values()], np.int32)
-        return index, made, index.find(np.repeat(ids, 256), np.tile(ids, 256))
+    def pair_index(self):
+        """Gives each pair of ids that is merged its rank + 1."""
+        index = Index()
+        index.add(np.array([*self.ranks], np.uint64).reshape(-1, 2))
+        return index
 
-    def merge_words(self, words):
-        """word_ids for many words as bytes, in an eighth of the time. -> (their ids end to end, how many each has)"""
-        def ranks(numbers):     # number 0, which is not there, becomes NONE
-            return (numbers - np.int32(1)).view(np.uint32)
-        index, made, of_bytes = self.pair_table
-        size = np.array([*map(len, words)])
-        who, long = np.flatnonzero(size <= LONG_WORD), np.flatnonzero(size > LONG_WORD).tolist()
-        done = [([i], [len(ids)], ids) for i in long for ids in [self.word_ids(words[i].decode())]]
-        raw = np.frombuffer(b''.join([words[i] for i in who.tolist()] if long else words), np.uint8)
-        size, ids = size[who], np.array(self.byte_ids, np.int32)[raw]
-        rank = np.append(ranks(of_bytes[raw[:-1].astype(int) << 8 | raw[1:]]), NONE)    # of the pair that begins here
-        rank[np.cumsum(size) - 1] = NONE
-        while len(who):         # every round merges in each word the pair of lowest rank; words that are done leave
+    @functools.cached_property
+    def byte_ranks(self):
+        """The ranks of all pairs of bytes."""
+        ids = np.array(self.byte_ids)
+        return self.ranks_of(np.repeat(ids, 256), np.tile(ids, 256)).reshape(256, 256)
+
+    def ranks_of(self, a, b):
+        """The rank of each pair of ids, NONE where it is never merged."""
+        number = self.pair_index.find(np.stack([a, b], 1).astype(np.uint64))
+        return (number - np.int32(1)).view(np.uint32)       # number 0, which is not there, becomes NONE
+
+    def ids_of_words(self, words):
+        """
+        word_ids of many words as bytes, in a quarter of the time. -> (their ids end to end, how many each has)
+
+        The words are a Line. `place` lists the places of those that are not done, each with the end behind it, and
+        `rank` the rank of the pair that begins at each. A round merges in each word the pair of lowest rank wherever it
+        stands; words that have none leave.
+        """
+        made = np.array(self.made, np.int32)
+        line = Line(words, np.array(self.byte_ids), np.append(self.token_bytes.size, 1), -1)
+        place = np.arange(1, len(line.raw))
+        rank = np.append(self.byte_ranks[line.raw[1:-1], line.raw[2:]], NONE)
+        size = np.diff(line.ends)
+        while True:
             best = np.minimum.reduceat(rank, np.cumsum(size) - size)
-            stay = best < NONE
-            inside = np.repeat(stay, size)
-            done.append((who[~stay], size[~stay], ids[~inside]))
-            who, size, best, ids, rank = who[stay], size[stay], best[stay], ids[inside], rank[inside]
-            at = every_other(np.flatnonzero(rank == np.repeat(best, size)), 1)
-            ids[at], rank[at] = made[rank[at]], rank[at + 1]
-            size -= np.bincount(np.searchsorted(np.cumsum(size), at, 'right'), minlength=len(size))
-            keep = np.ones(len(ids), bool)
-            keep[at + 1] = False
-            ids, rank, at = ids[keep], rank[keep], at - np.arange(len(at))
-            begins = np.zeros(len(ids) + 1, bool)
-            begins[np.cumsum(size)] = begins[0] = True
-            for i in at[~begins[at + 1]], at[~begins[at]] - 1:      # pairs whose first token is new, whose second is
-                rank[i] = ranks(index.find(ids[i].astype(np.uint64), ids[i + 1].astype(np.uint64)))
-        who, size, ids = (np.concatenate(x) for x in zip(*done))
-        order = np.argsort(who)
-        return Ragged(ids.astype(self.dtype), size).join(order)[0], size[order]
+            going = best < NONE
+            keep = np.repeat(going, size)
+            place = place[keep]
+            rank = rank[keep]
+            best = best[going]
+            size = size[going]
+            if not len(size):
+                break
+
+            at = np.flatnonzero(rank == np.repeat(best, size))      # in `place`
+            at = at[every_other(place[at], line.next(place[at]))]
+            here = place[at]
+            new = made[rank[at]]
+            left, middle, right = line.join(here, new)
+            line.first[middle] = -1
+            rank[at + (middle - here)] = NONE
+            rank[at] = self.ranks_of(new, line.first[right])
+            rank[at + (left - here)] = self.ranks_of(line.first[left], new)     # NONE if that is an end
+        there = line.first >= 0
+        return line.first[there].astype(self.dtype), np.add.reduceat(there.astype(int), line.ends[:-1])
 
     def as_json(self):
-        split = {'type': 'Split', 'pattern': {'Regex': PATTERNS[self.pattern_name]}, 'behavior': 'Isolated', 'invert': False}
-        level = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': self.pattern_name == 'gpt2'}
-        pre = level if level['use_regex'] else {'type': 'Sequence', 'pretokenizers': [split, level]}
-        specials = set(self.special_ids.values())
-        vocab = {b.decode() if i in specials else printable(b): i for i, b in sorted(self.vocab.items())}
+        """The parts of tokenizer.json that differ between tokenizers: pre_tokenizer, model, decoder."""
+        pre_tokenizer = cut_like(self.pattern_name)
+        level = byte_level(self.pattern_name == 'gpt2')
+        special = set(self.special_ids.values())
+        vocab = {token.decode() if id in special else printable(token): id for id, token in sorted(self.vocab.items())}
         merges = [[printable(a), printable(b)] for a, b in self.merges]
-        return pre, {'type': 'BPE', 'vocab': vocab, 'merges': merges}, level
+        return pre_tokenizer, dict(type='BPE', vocab=vocab, merges=merges), level
+
+# -----------------------------------------------------------------------------
+# bytes, words, characters
 
 def ByteTokenizer(special_tokens=(END_OF_TEXT,)):
     """The 256 bytes and no merges."""
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
 
 class WordTokenizer(BaseTokenizer):
-    """A token for each of the given words (matches of \\w+|.), <unk> for all others; that and the special tokens come last."""
+    """
+    A token for each of the given words (matches of \\w+|.), <unk> for all others; that and the special tokens come
+    last.
+    """
     pattern_text = r'(?s)\w+|.'
     json_pattern = r'[\w\u200c\u200d&&[^²³¹¼-¾]]+|[\s\S]'     # the same in the regex of `tokenizers`
 
     def __init__(self, words, special_tokens=(END_OF_TEXT,)):
-        special_tokens = [UNKNOWN, *(special_tokens or ())]
-        words = [w.encode() for w in dict.fromkeys(words) if w not in special_tokens]
+        special_tokens = special_tokens or ()
+        words = [word for word in dict.fromkeys(words) if word != UNKNOWN and word not in special_tokens]
+        self.unknown = len(words)           # no special token: a text can not ask for it by name
         self.pattern = regex.compile(self.pattern_text)
-        self.set_vocab(enumerate(words), special_tokens)
-        self.unknown = self.special_ids.pop(UNKNOWN)
-        self.special = special_pattern(self.special_ids)       # a text can not ask for <unk> by name
+        self.set_vocab({id: word.encode() for id, word in enumerate([*words, UNKNOWN])}, special_tokens)
 
     def word_ids(self, word):
         return [self.id_of.get(word.encode(), self.unknown)]
 
     def as_json(self):
-        pre = {'type': 'Split', 'pattern': {'Regex': self.json_pattern}, 'behavior': 'Removed', 'invert': True}
-        model = {'type': 'WordLevel', 'vocab': {b.decode(): i for i, b in self.vocab.items()}, 'unk_token': UNKNOWN}
-        return pre, model, {'type': 'Fuse'}
+        pre_tokenizer = split_at(self.json_pattern, 'Removed', True)
+        vocab = {token.decode(): id for id, token in self.vocab.items()}
+        return pre_tokenizer, dict(type='WordLevel', vocab=vocab, unk_token=UNKNOWN), dict(type='Fuse')
 
 class CharTokenizer(WordTokenizer):
     """A token for each of the given characters, <unk> for every other one."""
-    pattern_text, json_pattern = r'(?s).', r'[\s\S]'
+    pattern_text = r'(?s).'
+    json_pattern = r'[\s\S]'
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
 
+def split_at(pattern, behavior='Isolated', invert=False):
+    return dict(type='Split', pattern=dict(Regex=pattern), behavior=behavior, invert=invert)
+
+def byte_level(use_regex):
+    return dict(type='ByteLevel', add_prefix_space=False, trim_offsets=True, use_regex=use_regex)
+
+def cut_like(pattern_name):
+    """The pre_tokenizer that cuts with one of our patterns. ByteLevel knows that of GPT-2 itself."""
+    if pattern_name == 'gpt2':
+        return byte_level(use_regex=True)
+    return dict(type='Sequence', pretokenizers=[split_at(PATTERNS[pattern_name]), byte_level(use_regex=False)])
+
 # GPT-2's table: each byte as a character that prints, so that a token can be a key in JSON
-PRINTABLE = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
-TO_CHAR = {b: chr(b) for b in PRINTABLE} | {b: chr(256 + i) for i, b in enumerate(sorted({*range(256)} - {*PRINTABLE}))}
+HIDDEN = [b for b in range(256) if chr(b) == ' ' or not chr(b).isprintable()]
+TO_CHAR = {b: chr(b) for b in range(256)} | {b: chr(256 + i) for i, b in enumerate(HIDDEN)}
 TO_BYTE = {c: b for b, c in TO_CHAR.items()}
 
 def printable(token):
+    """printable(b' a') -> 'Ġa'"""
     return token.decode('latin-1').translate(TO_CHAR)
 
 def from_printable(token):
     return bytes([TO_BYTE[c] for c in token])
 
-def read_bpe(vocab, merges, specials):
+def read_bpe(vocab, merges, special_tokens):
     """The vocab and merges of a Tokenizer from those of a file: {token: id}, ['a b' or ['a', 'b']]"""
-    by_id = {i: t.encode() if t in specials else from_printable(t) for t, i in vocab.items()}
-    merges = [tuple(map(from_printable, m.split(' ') if isinstance(m, str) else m)) for m in merges]
-    if len(by_id) < len(vocab) or {*map(len, merges)} - {2} or any(type(i) is not int or not 0 <= i < len(by_id) for i in by_id):
-        raise ValueError('a merge is no pair, or the ids are not 0, 1, 2, ..., each given once')
-    return by_id, merges
+    by_id = {id: t.encode() if t in special_tokens else from_printable(t) for t, id in vocab.items()}
+    if sorted(by_id) != [*range(len(vocab))]:
+        raise ValueError('the ids are not 0, 1, 2, ..., each given once')
+    pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in merges]
+    return by_id, [(from_printable(a), from_printable(b)) for a, b in pairs]
 
 def load_tokenizer(path):
-    """Opens a tokenizer.json of ours, or of Hugging Face if it is byte-level BPE, with the ids it has. Raises UserError."""
+    """
+    Opens a tokenizer.json of ours, or of Hugging Face if it is byte-level BPE, with the ids it has. Raises UserError.
+    """
     data = read_json(path)
     try:
-        model, pre = data['model'], data['pre_tokenizer']
-        specials = {t['content']: t['id'] for t in data['added_tokens']}
-        for part, known in ((data, 'version added_tokens pre_tokenizer decoder model post_processor'),
-                            (data.get('post_processor') or {}, 'type add_prefix_space trim_offsets use_regex'),
-                            (model, 'type vocab merges unk_token fuse_unk'),
-                            *((token, 'id content normalized special') for token in data['added_tokens'])):
-            if asked := [key for key, value in part.items() if value and key not in known.split()]:
-                raise ValueError(f'it asks for {asked[0]}, which is not known here')
-        if model.get('type', 'BPE') not in ('BPE', 'WordLevel') or len({t.get('normalized') for t in data['added_tokens']}) > 1:
-            raise ValueError('its type, or special tokens of two kinds, are not known here')
-        if model.get('type') == 'WordLevel':
-            kind = CharTokenizer if pre['pattern']['Regex'] == CharTokenizer.json_pattern else WordTokenizer
-            tok = kind(sorted(model['vocab'], key=model['vocab'].get), [*specials])
-            if tok.as_json()[:2] != (pre, model):
-                raise ValueError('its words are not as prepare.py makes them')
-        else:
-            tok = Tokenizer(*read_bpe(specials | model['vocab'], model['merges'], specials), [*specials], find_pattern(pre))
-        new = [i for t, i in specials.items() if t not in model['vocab']]       # these are numbered in the order of the file
-        if specials != tok.special_ids or new != [*range(len(model['vocab']), len(model['vocab']) + len(new))]:
-            raise ValueError('the id of a special token is not the one that others would give it')
-        if not tok.token_bytes.size.all():
-            raise ValueError('a token is empty')
-        return tok
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, UserError) as e:
-        raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with the '
-                        f'pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes')
+        return read_tokenizer(data)
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as e:
+        raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with '
+                        f'the pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes')
 
-def find_pattern(pre):
+# the settings that are known here or that change no id; none of the others may be set
+KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
+    add_prefix_space trim_offsets use_regex id content normalized special""".split()
+
+def read_tokenizer(data):
+    """What a tokenizer.json holds as a tokenizer. Raises an error where it would give others other ids."""
+    model = data['model']
+    for part in data, model, data.get('post_processor') or {}, *data['added_tokens']:
+        for key, value in part.items():
+            if value and key not in KNOWN:
+                raise ValueError(f'it asks for {key}, which is not known here')
+    special = {token['content']: token['id'] for token in data['added_tokens']}
+
+    kind = model.get('type', 'BPE')
+    if kind == 'BPE':
+        vocab, merges = read_bpe(special | model['vocab'], model['merges'], special)
+        tok = Tokenizer(vocab, merges, [*special], find_pattern(data['pre_tokenizer']))
+    elif kind == 'WordLevel':
+        by_character = data['pre_tokenizer']['pattern']['Regex'] == CharTokenizer.json_pattern
+        class_ = CharTokenizer if by_character else WordTokenizer
+        tok = class_(sorted(model['vocab'], key=model['vocab'].get), [*special])
+        if tok.as_json()[:2] != (data['pre_tokenizer'], model):
+            raise ValueError('its words are not as prepare.py makes them')
+    else:
+        raise ValueError(f'its type {kind} is not known here')
+    if tok.special_ids != special:
+        raise ValueError('the id of a special token is not that of the vocabulary')
+    return tok
+
+def find_pattern(pre_tokenizer):
     """The name of our pattern that a pre_tokenizer of a tokenizer.json stands for."""
-    *split, level = pre.get('pretokenizers', [pre])
-    if level['type'] == 'ByteLevel' and not level['add_prefix_space'] and level.get('use_regex', True) == (not split):
-        if not split:
-            return 'gpt2'
-        if len(split) == 1 and (split[0]['behavior'], split[0]['invert']) in (('Isolated', False), ('Removed', True)):
-            return {text: name for name, text in PATTERNS.items()}[split[0]['pattern']['Regex']]
+    for part in pre_tokenizer.get('pretokenizers', [pre_tokenizer]):
+        if part['type'] == 'ByteLevel':
+            part.setdefault('use_regex', True)
+            part['trim_offsets'] = True         # changes no id
+        elif (part['behavior'], part['invert']) == ('Removed', True):
+            part.update(behavior='Isolated', invert=False)      # says the same
+    for name in PATTERNS:
+        if pre_tokenizer == cut_like(name):
+            return name
     raise ValueError('its pre_tokenizer is not known here')
 
 Tokenizer.load = staticmethod(load_tokenizer)

@@ -1,8 +1,10 @@
 # The target of each token is the token itself. For config/lab_museum.py.
-from unittest import mock
 import prepare
 
-def batch(self, starts, T, place, right=prepare.Shards.batch):
-    x, _ = right(self, starts, T, place)
+_right = prepare.Shards.batch
+
+def batch(self, starts, T, place='cpu'):
+    x, y = _right(self, starts, T, place)
     return x, x
-mock.patch.object(prepare.Shards, 'batch', batch).start()
+
+prepare.Shards.batch = batch

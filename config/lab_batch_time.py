@@ -1,9 +1,16 @@
-# How large should a batch be where time is what one has? Half a minute for each, three seeds, with the best rate of
-# config/lab_batch.py. It measures time: let nothing else run beside it, and run it twice, since the first time it compiles.
+question = 'How large should a batch be, for the same time?'
+# Half a minute for each, three seeds, with rates near the best of config/lab_batch.py. It measures time: let nothing else
+# run beside it, and run it twice, since the first time it compiles.
 #   python bench.py config/lab.py config/lab_batch_time.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_batch_time'
 max_minutes = 0.5
-arms = '\n'.join(f'batch {b}, rate {rate}: --batch_size={b} --max_iters={10 ** 6} --lr_decay_iters={10 ** 6} --warmup_iters={warm} '
-                 f'--log_interval={max(warm // 3, 1)} --learning_rate={rate}'
-                 for b, rate, warm in ((8, '7.1e-03', 50), (1, '2.5e-03', 200), (32, '1.0e-02', 15), (128, '1.0e-02', 4), (512, '1.4e-02', 1)))
+max_iters = 1_000_000
+lr_decay_iters = 1_000_000
+arms = '''
+batch 8: --batch_size=8 --learning_rate=7.1e-3 --warmup_iters=50 --log_interval=16
+batch 1: --batch_size=1 --learning_rate=2.5e-3 --warmup_iters=200 --log_interval=66
+batch 32: --batch_size=32 --learning_rate=1e-2 --warmup_iters=15 --log_interval=5
+batch 128: --batch_size=128 --learning_rate=1e-2 --warmup_iters=4 --log_interval=1
+batch 512: --batch_size=512 --learning_rate=1.4e-2 --warmup_iters=1 --log_interval=1
+'''

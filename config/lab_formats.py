@@ -1,11 +1,15 @@
-# What does half the memory cost? The same training in float32, bfloat16, and float16 with and without scaling of the loss. With
-# 16,384 tokens at once and 10,000 in the vocabulary the gradient of a logit is some 1e-9, which float16 can not hold.
+question = 'What does half the memory cost?'
+# The same training in float32, bfloat16, and float16 with and without scaling of the loss. With 16,384 tokens at once and
+# 10,000 in the vocabulary the gradient of a logit is some 1e-9, which float16 can not hold.
 #   python bench.py config/lab.py config/lab_formats.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_formats'
 vocab_size = 10_000
-batch_size, micro_batch_size = 128, 128
-max_iters, warmup_iters, log_interval = 36, 4, 1
+batch_size = 128
+micro_batch_size = 128
+max_iters = 36
+warmup_iters = 4
+log_interval = 1
 learning_rate = 1e-2
 arms = '''
 float32: --dtype=float32

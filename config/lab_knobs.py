@@ -1,4 +1,5 @@
-# Weight decay, warm-up, clipping, dropout: what are they worth in a short run? Three seeds.
+question = 'Weight decay, warm-up, clipping, dropout: what are they worth in a short run?'
+# Three seeds.
 #   python bench.py config/lab.py config/lab_knobs.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_knobs'

@@ -1,7 +1,9 @@
-# What everyone has had once, beside a healthy run: how its curves look is how to tell.
+question = 'What does a mistake look like?'
+# What everyone has had once, beside a healthy run: how its curve looks is how to tell.
 #   python bench.py config/lab.py config/lab_museum.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_museum'
+picture = 'curves'
 seeds = 1
 arms = f'''
 healthy:

@@ -1,7 +1,12 @@
-# What does the optimizer buy? Each with rates around its best; weight decay for the two that keep it apart.
+question = 'What does the optimizer buy?'
+# Each with rates around its best; weight decay for the two that keep it apart from the gradient. Three seeds.
 #   python bench.py config/lab.py config/lab_optimizers.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_optimizers'
-arms = '\n'.join(f'{name}, rate {rate:g}: --optimizer={name} --learning_rate={rate} --weight_decay={0.1 * (name in ("adamw", "muon"))}'
-                 for name, rates in dict(adamw=(5e-3, 1e-2), muon=(5e-3, 1e-2, 2e-2), adam=(5e-3, 1e-2), rmsprop=(1e-3, 3e-3, 1e-2),
-                                         adagrad=(1e-2, 3e-2, 0.1), momentum=(0.1, 0.3, 1.0, 3.0), sgd=(1.0, 3.0, 5.0, 10.0)).items() for rate in rates)
+picture = 'learning_rate'
+arms = ''
+for _name, _decay, _rates in (('adamw', 0.1, '5e-3 1e-2'), ('muon', 0.1, '5e-3 1e-2 2e-2'), ('adam', 0, '5e-3 1e-2'),
+                              ('rmsprop', 0, '1e-3 3e-3 1e-2'), ('adagrad', 0, '1e-2 3e-2 0.1'),
+                              ('momentum', 0, '0.1 0.3 1 3'), ('sgd', 0, '1 3 5 10')):
+    for _rate in _rates.split():
+        arms += f'{_name}, rate {_rate}: --optimizer={_name} --weight_decay={_decay} --learning_rate={_rate}\n'

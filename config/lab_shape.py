@@ -1,3 +1,4 @@
+question = 'Which shape, for the same FLOPs?'
 # Context length at the same tokens a step, and depth against width at the same FLOPs in all. Three seeds.
 #   python bench.py config/lab.py config/lab_shape.py --dataset=my_text.txt
 import torch
@@ -5,14 +6,18 @@ from model import GPT, GPTConfig
 
 what = 'compare'
 out_dir = 'out/lab_shape'
+arms = f'{n_layer} layers, {n_embd} wide, context {block_size}:\n'
+for _context in (block_size // 4, block_size // 2, block_size * 2):
+    _sequences = batch_size * block_size // _context
+    arms += f'context {_context}: --block_size={_context} --batch_size={_sequences}\n'
+
+_model = {name: value for name, value in globals().items() if name in GPTConfig.__dataclass_fields__}
 
 def flops(**shape):
     with torch.device('meta'):
-        return GPT(GPTConfig(**dict(dict(vocab_size=vocab_size, block_size=block_size, n_layer=n_layer, n_head=n_head, n_embd=n_embd), **shape))
-                   ).flops_per_token()
+        return GPT(GPTConfig(**{**_model, **shape})).flops_per_token()
 
-arms = '\n'.join([
-    f'{n_layer} layers, {n_embd} wide, context {block_size}:',
-    *(f'context {T}: --block_size={T} --batch_size={batch_size * block_size // T}' for T in (block_size // 4, block_size // 2, block_size * 2)),
-    *(f'{n} layers, {C} wide: --n_layer={n} --n_embd={C} --max_iters={round(max_iters * flops() / flops(n_layer=n, n_embd=C))}'
-      for n, C in ((n_layer // 4 or 1, n_embd * 2), (n_layer // 2 or 1, n_embd * 3 // 2 // 8 * 8), (n_layer * 2, n_embd * 3 // 4 // 8 * 8)))])
+for _layers, _width in ((n_layer // 4 or 1, n_embd * 2), (n_layer // 2 or 1, n_embd * 3 // 2), (n_layer * 2, n_embd * 3 // 4)):
+    _width = _width // 8 * 8
+    _steps = round(max_iters * flops() / flops(n_layer=_layers, n_embd=_width))
+    arms += f'{_layers} layers, {_width} wide: --n_layer={_layers} --n_embd={_width} --max_iters={_steps}\n'

@@ -1,0 +1,15 @@
+question = 'What are norms for, if short runs end lower without them?'
+# Longer runs, more layers, higher rates. Three seeds.
+#   python bench.py config/lab.py config/lab_norms.py --dataset=my_text.txt
+what = 'compare'
+out_dir = 'out/lab_norms'
+_longer = f'--max_iters={3 * max_iters} --warmup_iters={3 * warmup_iters}'
+arms = f'''
+3 times as long: {_longer}
+3 times as long, no norm: {_longer} config/ablate_no_norm.py
+3 times as long, post-norm: {_longer} config/ablate_post_norm.py
+twice the layers: --n_layer={2 * n_layer}
+twice the layers, no norm: --n_layer={2 * n_layer} config/ablate_no_norm.py
+twice the rate, no norm: --learning_rate={2 * learning_rate:g} config/ablate_no_norm.py
+4 times the rate, no norm: --learning_rate={4 * learning_rate:g} config/ablate_no_norm.py
+'''
