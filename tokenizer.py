@@ -712,6 +712,7 @@ class Merging(Line):
 # -----------------------------------------------------------------------------
 # encoding and decoding
 
+LONG_TEXT = 3000        # characters: where the two ways to encode (see Tokenizer) take equally long, 150 us
 MAX_PIECES = 1 << 18    # words whose ids are kept in a dict
 MAX_IDS = 1 << 20       # ids that are kept in a table
 STREAM = 1 << 16        # bytes of a stream that are encoded at once
@@ -768,9 +769,17 @@ class BaseTokenizer:
 
     def encode(self, text):
         """text -> list of ids; special tokens in it become their own ids, the longest where several fit."""
-        if self.special and self.special.search(text):
+        if not self.special:
+            return self.encode_ordinary(text)
+        if len(text) > LONG_TEXT:
             return self.encode_to_numpy(text).tolist()
-        return self.encode_ordinary(text)
+        ids = []
+        for part in self.special.split(text):
+            if part in self.special_ids:
+                ids.append(self.special_ids[part])
+            else:
+                ids += self.encode_ordinary(part)
+        return ids
 
     def encode_ordinary(self, text):
         """text -> list of ids; special tokens in it are text like any other."""
@@ -829,7 +838,6 @@ class BaseTokenizer:
 # byte-level BPE
 
 NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
-LONG_TEXT = 3000        # characters: where the two ways to encode, below, take equally long, 150 us
 
 # a text can be cut before a space, if what stands before or after it is not white space
 SAFE_SPACE = re.compile(r' (?:(?=\S)|(?<=\S ))')
