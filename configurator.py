@@ -111,12 +111,12 @@ def configure(script, *others, quiet=False):
 
     script: the globals() of the script. others: modules or classes whose knobs it takes too: bench.py takes those of
     train.py, train.py the fields of GPTConfig; only modules get the new values. quiet: do not report what was set.
-    A launched script ends with one line and status 2 where an argument can not be read; otherwise raises UserError.
+    A launched script ends with one line and status 2 where an argument can not be read.
     """
     launched = script['__name__'] == '__main__'
     spaces = [script, *map(vars, others)]
     defaults = {}
-    for space in reversed(spaces):
+    for space in reversed(spaces):      # the script's own come last and win
         defaults.update({k: v for k, v in space.items() if is_knob(k, v)})
     arguments = sys.argv[1:] if launched else []
     if '--help' in arguments or '-h' in arguments:
@@ -129,7 +129,7 @@ def configure(script, *others, quiet=False):
             stream.reconfigure(errors='backslashreplace')
         launch(lambda: read_arguments(arguments, knobs))
     for space in spaces:
-        if isinstance(space, dict):
+        if isinstance(space, dict):     # of a script or a module; a class keeps its own
             space.update({k: v for k, v in knobs.items() if is_knob(k, space.get(k))})
     if os.environ.get('RANK', '0') == '0' and not quiet:
         for name, argument in knobs.source.items():
@@ -174,7 +174,7 @@ def parse(name, text, default):
         return text.lower() == 'true'
     try:
         value = kind(text)
-        if kind in (int, str) or kind is float and math.isfinite(value):
+        if kind in (int, str) or (kind is float and math.isfinite(value)):
             return value
     except ValueError:
         pass
@@ -201,8 +201,7 @@ def run_file(path, knobs):
 
     found = {}
     for name, value in names.items():
-        own = name.startswith('_') or not name.islower() or isinstance(value, types.ModuleType) or callable(value)
-        if own:
+        if name.startswith('_') or not name.islower() or isinstance(value, types.ModuleType) or callable(value):
             continue
         check_known(name, knobs, path)
         default = knobs.defaults[name]
@@ -210,7 +209,7 @@ def run_file(path, knobs):
             value = float(value)
         if type(value) is not type(default) and not (default == 'auto' and type(value) is bool):
             raise UserError(f'{path}: {name} takes {KINDS[type(default)]}, such as {default!r}')
-        if value != knobs[name]:
+        if value != knobs[name]:        # what only repeats a value is not reported
             found[name] = value
     return found
 
@@ -225,6 +224,7 @@ def print_help(script, others, knobs):
         texts = [f.read(), *map(inspect.getsource, others)]
     for text in texts:
         shown = False
+        # knobs stand above configure(globals()), as `name = value  # comment`, or `name: type = value` in a dataclass
         for line in text.split('configure(')[0].splitlines():
             knob = re.match(r'\s*([a-z]\w*)(?:: \w+)? = .*?(?:  # (.*))?$', line)
             if knob and knob[1] in knobs:

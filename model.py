@@ -6,11 +6,12 @@ The whole Transformer: layers, losses, attention, KV cache, and checkpoints that
     loss = model(idx, targets)      # a scalar, in nats per token
 
 Llama-style by default: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
-(arXiv:2002.05202), no biases. GPT-2 is `GPTConfig(**GPT2)`, and the ablations are other values of the last fields.
-Modules have the names of Hugging Face's Llama, so the state_dict is what a checkpoint holds.
+(arXiv:2002.05202), no biases, and norms of queries and keys as in Qwen3. GPT-2 is `GPTConfig(**GPT2)`, and the
+ablations are other values of the last fields. Modules have the names of Hugging Face's Llama, so a checkpoint is the
+state_dict without padding and without a tied head.
 
 Mixed precision is explicit rather than by autocast: weights are float32, `model.compute_dtype` is what activations and
-matmuls use, and each layer casts its own weight. Norms, softmax and the loss are computed in float32.
+matmuls use, and a Linear casts its own weight. Norms, softmax and the loss are computed in float32.
 """
 import ctypes
 import json
@@ -33,6 +34,14 @@ from safetensors.torch import load_file, save_file
 
 from configurator import UserError, file_sha256, read_json, sync
 
+CHOICES = dict(
+    norm=('rms', 'layer', 'none'),
+    norm_position=('pre', 'post'),
+    position=('rope', 'learned', 'none'),
+    mlp=('swiglu', 'silu', 'gelu'),
+    attention=('flash', 'naive'),
+)
+
 @dataclass
 class GPTConfig:
     block_size: int = 128           # the longest context, in tokens
@@ -50,15 +59,16 @@ class GPTConfig:
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
     norm: str = 'rms'               # rms, layer, none
     norm_position: str = 'pre'      # pre, post
-    position: str = 'rope'          # rope, learned, none
+    position: str = 'rope'          # rope, learned (with GPT-2's initialization), none
     mlp: str = 'swiglu'             # swiglu, silu, gelu
     attention: str = 'flash'        # flash (torch's fused kernels), naive
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
+        usual = 4 * self.n_embd
         if self.mlp == 'swiglu':
-            self.d_ff = self.d_ff or math.ceil(8 * self.n_embd / 3 / 64) * 64
-        self.d_ff = self.d_ff or 4 * self.n_embd
+            usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
+        self.d_ff = self.d_ff or usual
 
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'd_ff'):
             if getattr(self, name) < 1:
@@ -68,26 +78,19 @@ class GPTConfig:
                 raise UserError(f'{name} = {getattr(self, name)!r}: give one of {", ".join(values)}')
         if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
             raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
-                            f'{self.n_kv_head} must divide n_head; try n_head = {math.gcd(self.n_embd, self.n_head)}')
+                            f'{self.n_kv_head} must divide n_head: change one of them')
         if self.position == 'rope' and self.n_embd // self.n_head % 2:
             raise UserError(f'rope turns pairs: n_embd / n_head = {self.n_embd // self.n_head} must be even')
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give a share from 0 to 1')
-
-CHOICES = dict(
-    norm=('rms', 'layer', 'none'),
-    norm_position=('pre', 'post'),
-    position=('rope', 'learned', 'none'),
-    mlp=('swiglu', 'silu', 'gelu'),
-    attention=('flash', 'naive'),
-)
 
 # GPT-2 as a setting: GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, bias=True, tie_weights=True,
             qk_norm=False, norm='layer', position='learned', mlp='gelu')
 
 # -----------------------------------------------------------------------------
-# functions, written out
+# functions, written out. For softmax, silu, gelu, cross_entropy and attention the layers below call torch's own
+# kernels, which are faster and equal to these: the tests compare them
 
 def upcast(x):
     """float32, or float64 if it is that already: what norms, softmax and the loss are computed in."""
@@ -116,14 +119,15 @@ def cross_entropy(logits, targets):
 
 def causal_mask(positions, S):
     """Which of S keys a query may see, itself and those before it: positions (..., T) -> bool (..., 1, T, S)."""
-    return torch.arange(S, device=positions.device) <= positions[..., None, :, None]
+    keys = torch.arange(S, device=positions.device)
+    return keys <= positions[..., None, :, None]
 
 def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
-    """softmax(q k^T / sqrt(hs)) v: q (..., T, hs), k and v (..., S, hs), mask (T, S), True where q may look."""
+    """softmax(q k^T / sqrt(hs)) v: q (..., T, hs), k and v (..., S, hs); mask (..., T, S): True where q may look."""
     att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     if mask is not None:
         att = att.masked_fill(~mask, float('-inf'))
-    # softmax above, whose gradient takes a detour by way of the maximum
+    # not softmax above: autograd would follow its maximum too, for nothing
     att = F.softmax(upcast(att), -1).to(v.dtype)
     return F.dropout(att, dropout) @ v
 
@@ -136,9 +140,9 @@ def fused_attention(q, k, v, dropout=0.0):
     y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
     return y.to(dtype)
 
-def rope_angles(positions, hs, theta, device=None):
+def rope_angles(positions, hs, theta):
     """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs)."""
-    exponents = torch.arange(0, hs, 2, device=device).float() / hs
+    exponents = torch.arange(0, hs, 2, device=positions.device).float() / hs
     freqs = theta ** -exponents
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
@@ -149,7 +153,6 @@ def apply_rope(x, cos, sin):
     x (..., hs), cos and sin (..., hs/2) -> (..., hs).
     """
     a, b = x.chunk(2, dim=-1)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 # -----------------------------------------------------------------------------
@@ -167,8 +170,8 @@ class Linear(nn.Module):
         w = self.weight.to(x.dtype)
         b = None if self.bias is None else self.bias.to(x.dtype)
         rows = x.numel() // x.size(-1)
-        on_cpu = x.device.type == 'cpu' and not torch.is_grad_enabled()
-        if on_cpu and (rows == 1 or rows <= 16 and x.dtype == torch.bfloat16):
+        few = rows == 1 or (rows <= 16 and x.dtype == torch.bfloat16)
+        if few and x.device.type == 'cpu' and not torch.is_grad_enabled():
             y = matmul_of_few_rows(x.reshape(rows, -1), w).view(*x.shape[:-1], -1)
             return y if b is None else y + b
         return F.linear(x, w, b)        # x @ w.T + b in one call
@@ -239,10 +242,10 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.hs, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.hs, config.norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x, angles, mask=None, past=None):
+    def forward(self, x, angles, mask=None, remember=None):
         """
         x (B, T, C), angles of rope or None, mask: True where a query may look, None for torch's causal kernels.
-        past: a function that remembers keys and values, and gives them with those of earlier tokens.
+        remember: a function that stores keys and values in a cache, and gives them with those of earlier tokens.
         """
         B, T, C = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
@@ -254,9 +257,9 @@ class Attention(nn.Module):
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
-        if past is not None:
-            k, v = past(k, v)
-        if T == 1:              # heads that share their keys look at them as rows of one matrix
+        if remember is not None:
+            k, v = remember(k, v)
+        if T == 1:              # heads that share their keys look at them as rows of one matrix; y undoes it
             q = q.reshape(B, self.n_kv_head, -1, self.hs)
         elif self.n_kv_head < self.n_head:
             group = self.n_head // self.n_kv_head
@@ -295,11 +298,11 @@ class Block(nn.Module):
         self.post_attention_layernorm, self.mlp = make_norm(config), MLP(config)
         self.pre = config.norm_position == 'pre'
 
-    def forward(self, x, angles, mask=None, past=None):
+    def forward(self, x, angles, mask=None, remember=None):
         if self.pre:
-            x = x + self.self_attn(self.input_layernorm(x), angles, mask, past)
+            x = x + self.self_attn(self.input_layernorm(x), angles, mask, remember)
             return x + self.mlp(self.post_attention_layernorm(x))
-        x = self.input_layernorm(x + self.self_attn(x, angles, mask, past))
+        x = self.input_layernorm(x + self.self_attn(x, angles, mask, remember))
         return self.post_attention_layernorm(x + self.mlp(x))
 
 class KVCache:
@@ -315,7 +318,7 @@ class KVCache:
         self.v = [zeros() for _ in range(config.n_layer)]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.size = size
-        if str(device).startswith('cuda'):      # recorded launches may write to what never moves
+        if str(device).startswith('cuda'):      # CUDA graphs may write to what never moves
             for t in (*self.k, *self.v, self.lengths):
                 torch._dynamo.mark_static_address(t, guard=False)
 
@@ -333,7 +336,7 @@ class KVCache:
         return all_k, all_v
 
 class GPT(nn.Module):
-    pad_to = 64             # rows of the vocabulary, inside the model
+    pad_to = 64             # the embedding and the head have a multiple of so many rows
 
     def __init__(self, config):
         super().__init__()
@@ -341,7 +344,9 @@ class GPT(nn.Module):
         self.compute_dtype = torch.float32
         # a vocabulary of a multiple of 64 makes the largest matmul faster on GPUs. the padding exists in here only:
         # its rows are zero, it never gets a probability, and a checkpoint does not hold it
-        self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
+        self.padding = 0
+        if config.vocab_size > 1024:
+            self.padding = -config.vocab_size % self.pad_to
         rows = config.vocab_size + self.padding
         # tied: the blocks begin as the identity, so a token's logit for itself begins at n_embd * std, which must stay
         # small against log(vocab_size) for the loss to begin there
@@ -393,7 +398,8 @@ class GPT(nn.Module):
         """
         B, T = idx.shape
         assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
-        if cache is not None and T == 1:
+        continues = cache is not None and T == 1
+        if continues:
             positions = cache.lengths[:, None]                      # (B, 1)
             mask = causal_mask(positions, cache.size)               # (B, 1, 1, S)
         else:
@@ -408,13 +414,13 @@ class GPT(nn.Module):
         if self.config.position == 'rope':      # (T, 1, hs/2), or (B, 1, 1, hs/2): the same for all heads
             angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in (self.cos, self.sin)]
         for i, layer in enumerate(self.model.layers):
-            past = None if cache is None else partial(cache.store, i)
-            x = layer(x, angles, mask, past)
+            remember = None if cache is None else partial(cache.store, i)
+            x = layer(x, angles, mask, remember)
 
-        if cache is not None and T == 1:
+        if continues:
             cache.lengths += 1
         elif cache is not None:
-            cache.lengths.copy_(torch.full_like(cache.lengths, T) if lengths is None else lengths)
+            cache.lengths[:] = T if lengths is None else lengths
             x = x[torch.arange(B, device=x.device), cache.lengths - 1][:, None]
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
@@ -425,11 +431,13 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, fused
 
     def uses_fused_attention(self, idx):
-        """Compiled bfloat16 code that is written out is faster on a CPU: a step of 6 layers at 256 by 15%."""
-        if self.config.attention == 'naive':
-            return False
-        short_on_cpu = idx.device.type == 'cpu' and idx.size(1) <= 512
-        return not (short_on_cpu and self.compute_dtype == torch.bfloat16 and torch.compiler.is_compiling())
+        """
+        Whether torch's kernels compute attention. Not on a CPU where bfloat16 is compiled: written out it is faster
+        there, a step of 6 layers at 256 by 15%.
+        """
+        compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
+        faster_written_out = compiled_on_cpu and self.compute_dtype == torch.bfloat16 and idx.size(1) <= 512
+        return self.config.attention == 'flash' and not faster_written_out
 
     def new_cache(self, batch, size):
         """An empty KVCache of `size` positions for each row of a batch."""
@@ -469,7 +477,7 @@ def choose_device(device, local_rank=0):
     if torch.cuda.is_available():
         known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
     if device == 'auto':
-        device = known[-1].split(':')[0]
+        device = 'cuda' if 'cuda:0' in known else known[-1]
     if device == 'cuda':
         device = f'cuda:{local_rank}'
     if device not in known:
@@ -573,29 +581,30 @@ GPT2_NAMES = {
 }
 
 def family(config):
-    """The class of transformers that computes the same: 'llama', 'qwen3', 'gpt2'; 'ours' where it has none."""
+    """The model_type of transformers that computes the same: llama, qwen3, gpt2; gpt_ablation where it has none."""
     parts = config.norm, config.norm_position, config.position, config.mlp
     if parts == ('rms', 'pre', 'rope', 'swiglu'):
         if not config.qk_norm:
             return 'llama'
-        return 'ours' if config.bias else 'qwen3'
+        return 'gpt_ablation' if config.bias else 'qwen3'
     plain_heads = not config.qk_norm and config.n_kv_head == config.n_head
     if parts == ('layer', 'pre', 'learned', 'gelu') and config.bias and plain_heads:
         return 'gpt2'
-    return 'ours'
+    return 'gpt_ablation'
 
 def to_gpt2(tensors, n_layer):
-    """Weights by our names -> by GPT-2's, whose matrices are (in, out), and queries, keys and values are one."""
+    """Weights by our names -> by GPT-2's, where queries, keys and values are one, and matrices in blocks (in, out)."""
+    for i in range(n_layer):
+        block = f'model.layers.{i}'
+        for kind in ('weight', 'bias'):
+            parts = [tensors.pop(f'{block}.self_attn.{part}_proj.{kind}') for part in 'qkv']
+            tensors[f'{block}.attn.c_attn.{kind}'] = torch.cat(parts)
     out = {}
     for name, x in tensors.items():
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(ours, theirs)
         in_block = name.startswith('transformer.h.')
         out[name] = x.t() if in_block and x.dim() == 2 else x
-    for i in range(n_layer):
-        for kind in ('weight', 'bias'):
-            parts = [out.pop(f'transformer.h.{i}.self_attn.{part}_proj.{kind}') for part in 'qkv']
-            out[f'transformer.h.{i}.attn.c_attn.{kind}'] = torch.cat(parts, -1)
     return out
 
 def from_gpt2(tensors):
@@ -604,7 +613,8 @@ def from_gpt2(tensors):
     for name, x in tensors.items():
         if name.endswith(('.attn.bias', '.attn.masked_bias')):
             continue
-        name = name if name.startswith(('transformer.', 'lm_head.')) else f'transformer.{name}'
+        if not name.startswith(('transformer.', 'lm_head.')):
+            name = f'transformer.{name}'
         in_block = name.startswith('transformer.h.')
         x = x.t() if in_block and x.dim() == 2 else x
         for ours, theirs in GPT2_NAMES.items():
@@ -638,14 +648,15 @@ GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
 )
-CLASSES = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM', gpt2='GPT2LMHeadModel', ours='AblationForCausalLM')
+CLASSES = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM', gpt2='GPT2LMHeadModel',
+               gpt_ablation='AblationForCausalLM')
 
 def export_config(config, eot=None):
-    """The config.json of the family, and for 'ours' the fields of GPTConfig as they are."""
+    """The config.json of the family; an ablation has the fields of GPTConfig as they are."""
     kind, fields = family(config), asdict(config)
     d = dict(model_type=kind, architectures=[CLASSES[kind]], torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
-    if kind == 'ours':
-        d.update(model_type='gpt_ablation', vocab_size=config.vocab_size, gpt_config=fields)
+    if kind == 'gpt_ablation':
+        d.update(vocab_size=config.vocab_size, gpt_config=fields)
     elif kind == 'gpt2':
         d.update({theirs: fields[ours] for ours, theirs in GPT2_KEYS.items()})
         d.update(activation_function='gelu_new', attn_pdrop=config.dropout)
@@ -661,23 +672,25 @@ def import_config(d):
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
         return GPTConfig(**d['gpt_config'])
-    if kind not in ('llama', 'qwen3', 'gpt2'):
-        raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
     if kind == 'gpt2':
-        usual = dict(activation_function='gelu_new')
-        d = {'tie_word_embeddings': True, **d}
-        keys, others = GPT2_KEYS, GPT2
-    else:
+        keys, fields = GPT2_KEYS, dict(GPT2)
+        needed = dict(activation_function='gelu_new')
+    elif kind in ('llama', 'qwen3'):
         rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
-        usual = dict(hidden_act='silu', mlp_bias=d.get('attention_bias'), rope_type='default',
-                     head_dim=d['hidden_size'] // d['num_attention_heads'])
-        d = {'rms_norm_eps': 1e-6, 'tie_word_embeddings': False, **d, 'rope_type': rope.get('type'), **rope}
-        keys, others = LLAMA_KEYS, dict(qk_norm=kind == 'qwen3')
-    odd = {k: d[k] for k, value in usual.items() if d.get(k) not in (value, None)}
-    if odd:
-        raise UserError(f'{odd} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
-    found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
-    return GPTConfig(**{**others, **found})
+        d = {**d, 'rope_type': rope.get('type'), **rope}
+        keys, fields = LLAMA_KEYS, dict(norm_eps=1e-6, tie_weights=False, qk_norm=kind == 'qwen3')
+        needed = dict(hidden_act='silu', rope_type='default', mlp_bias=d.get('attention_bias', False),
+                      head_dim=d['hidden_size'] // d['num_attention_heads'])
+    else:
+        raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
+
+    for name, value in needed.items():
+        if d.get(name) not in (value, None):
+            raise UserError(f'{name} = {d[name]!r} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
+    for ours, theirs in keys.items():
+        if d.get(theirs) is not None:
+            fields[ours] = d[theirs]
+    return GPTConfig(**fields)
 
 def find_folder(name):
     """A folder, or one of the Hugging Face hub such as 'gpt2' or 'owner/model', downloaded once. Raises UserError."""
@@ -693,6 +706,8 @@ def find_folder(name):
     except Exception as e:          # of many kinds: no network, no such model, no permission
         raise UserError(f'there is no folder {name}, and the hub does not give it ({type(e).__name__}): check the name '
                         f'and the network, or download it by hand and give its folder')
+
+MANIFEST = 'manifest.json'      # of a checkpoint: the sha256 of each of its files
 
 def load_model(folder, **overrides):
     """
@@ -729,8 +744,6 @@ def load_model(folder, **overrides):
 # -----------------------------------------------------------------------------
 # checkpoints: a folder, written beside and renamed into place once
 
-MANIFEST = 'manifest.json'
-
 def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=None):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, and,
@@ -738,45 +751,45 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
     The folder appears under its name only when all of it is on the disk. Raises UserError where it can not be written.
     """
     folder = Path(folder)
-    partial = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)
+    unfinished = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
-        save_file(weights_on_disk(model), partial / 'model.safetensors', metadata={'format': 'pt'})
+        unfinished.mkdir(parents=True)
+        save_file(weights_on_disk(model), unfinished / 'model.safetensors', metadata={'format': 'pt'})
         if tensors:
-            save_file(tensors, partial / 'training.safetensors', metadata={'format': 'pt'})
+            save_file(tensors, unfinished / 'training.safetensors', metadata={'format': 'pt'})
         files = {'config.json': export_config(model.config, eot),
                  'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot)}
         if training is not None:
             files['training.json'] = training
         if tokenizer_path and Path(tokenizer_path).exists():
-            shutil.copyfile(tokenizer_path, partial / 'tokenizer.json')
+            shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
             files['tokenizer_config.json'] = dict(
                 tokenizer_class='PreTrainedTokenizerFast', eos_token='<|endoftext|>', bos_token='<|endoftext|>',
                 model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
         for name, content in files.items():
-            (partial / name).write_text(json.dumps(content, indent=1), encoding='utf-8')
-        hashes = {path.name: file_sha256(path) for path in sorted(partial.iterdir())}
-        (partial / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding='utf-8')
-        for path in (*partial.iterdir(), partial):
+            (unfinished / name).write_text(json.dumps(content, indent=1), encoding='utf-8')
+        hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
+        (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding='utf-8')
+        for path in (*unfinished.iterdir(), unfinished):
             sync(path)
-        os.rename(partial, folder)
+        os.rename(unfinished, folder)
         sync(folder.parent)
     except (OSError, SafetensorError) as e:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f'{folder} can not be saved ({e}): make room, and go on with --init_from=resume')
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise UserError(f'{folder} can not be saved ({e}): make room for it, and go on with --init_from=resume')
 
 def remove_checkpoint(folder):
     """Removes a checkpoint, which is no longer seen as one from the first moment on."""
-    partial = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(partial, ignore_errors=True)
-    os.rename(folder, partial)
-    shutil.rmtree(partial, ignore_errors=True)
+    unfinished = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(unfinished, ignore_errors=True)
+    os.rename(folder, unfinished)
+    shutil.rmtree(unfinished, ignore_errors=True)
 
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there and as it was written."""
     manifest = read_json(folder / MANIFEST)
-    for name in ('config.json', 'model.safetensors', *manifest):
+    for name in sorted({'config.json', 'model.safetensors', *manifest}):
         path = folder / name
         if not path.is_file() or file_sha256(path) != manifest.get(name):
             raise UserError(f'{path} is damaged or missing (its sha256 is not that of {MANIFEST}): use another '

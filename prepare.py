@@ -7,8 +7,9 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, also .gz .xz .zst) or a folder
     python prepare.py --compare=data/names-bpe4096/tokenizer.json      # and what a tokenizer of other text loses on it
 
-It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16), meta.json and
-tokenizer.json, and ends with a summary. train.py calls it by itself when the data it wants is missing.
+It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 where the
+vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py calls it by itself when the
+data it wants is missing.
 """
 import gzip
 import hashlib
@@ -98,13 +99,13 @@ def find_source(dataset):
     source = dataset
     if dataset == 'python':
         source, files = f'Python {sys.version.split()[0]}', standard_library()
-    if not known:
+    elif not known:
         files = own_files(dataset)
         # inside this folder a relative path, so that a project can be moved with its data
         source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     settings = dict(
         dataset=data_name(dataset), source=source,
-        source_bytes=sum(path.stat().st_size for path in files if not known),
+        source_bytes=0 if known else sum(path.stat().st_size for path in files),
         val_fraction=0.0 if val_files else val_fraction or known.get('val_fraction', 0.1),
         separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line has no easy line break
         text_field=text_field, pattern=pattern)
@@ -142,7 +143,7 @@ def fetch(files, known):
                 name = path.relative_to(DOWNLOADS).as_posix()
                 hf_hub_download(known['repo'], name, repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
             else:
-                part = path.with_suffix('.part')
+                part = path.with_suffix(f'.{os.getpid()}.part')
                 urllib.request.urlretrieve(known['url'], part)
                 if file_sha256(part) != known['sha256']:
                     raise ValueError('its sha256 is wrong')
@@ -172,6 +173,7 @@ def documents(files, separator):
     """Yields the documents in files, but for those that are white space. Raises UserError."""
     for path in files:
         try:
+            # where every file is one, NUL stands for a separator: a file that has one is cut there
             yield from filter(bytes.strip, read_file(path, separator or '\0'))
         except UserError:
             raise
@@ -201,8 +203,8 @@ def read_file(path, separator):
         yield b''.join(parts)
 
 # -----------------------------------------------------------------------------
-# the validation split, and batches (split, raw) of about BLOCK bytes, in which a byte 0xff, which UTF-8 never has, ends
-# each document
+# the validation split, and batches (split, raw) of about BLOCK bytes, in which a byte 0xff, which UTF-8 never has,
+# stands where a document ends
 
 def read_batches(files, val_files, separator, val_fraction):
     """All documents in batches. Where there are no files for it, val_fraction of them are for validation."""
@@ -210,7 +212,7 @@ def read_batches(files, val_files, separator, val_fraction):
     if val_files:
         parts = chain(split_by_hash(docs, 0), split_by_hash(documents(val_files, separator), 1))
     else:
-        first = list(islice(docs, 1000))        # enough to be sure that one falls on each side
+        first = list(islice(docs, 1000))        # the least hash among these is validation, so that there is some
         if len(first) < 20:
             parts = split_by_position(first, val_fraction)
         else:
@@ -239,6 +241,7 @@ def split_by_position(docs, val_fraction):
     chars = [len(text.decode()) for text in docs]
     cut = int(sum(chars) * (1 - val_fraction))
     for text, n in zip(docs, chars):
+        # in blocks that end between words, since a batch may end after each
         here = len(text.decode()[:cut].encode())        # the same place in bytes
         for split, part in ('train', text[:here]), ('val', text[here:]):
             for block in read_blocks(io.BytesIO(part), split):
@@ -262,14 +265,14 @@ def make_tokenizer(kind, vocab_size, batches):
         return gpt2_tokenizer()
     if kind not in TOKENIZERS:
         return open_tokenizer(kind)
-    if kind == 'char':          # the alphabet is that of all text
+    if kind == 'char':          # the alphabet is that of all text; 'ignore' drops the 0xff
         return CharTokenizer(sorted({char for _, raw in batches for char in set(raw.decode(errors='ignore'))}))
     texts = (raw for split, raw in batches if split == 'train')
     if kind == 'word':          # the most frequent ones; <unk> and the end of a text are tokens too
-        words = WordTokenizer([]).pattern.findall
-        found = (words(text.decode()) for raw in texts for text in raw.split(b'\xff'))
+        find_words = WordTokenizer([]).pattern.findall
+        found = (find_words(text.decode()) for raw in texts for text in raw.split(b'\xff'))
         counts = Counter(chain.from_iterable(found))
-        most_frequent = sorted(sorted(counts), key=counts.get, reverse=True)
+        most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
         return WordTokenizer(most_frequent[:vocab_size - 2])
     counts = add_counts(in_parallel(count_words(pattern), texts), pattern)
     vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
@@ -363,7 +366,7 @@ def write_shards(folder, tok, batches):
         for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
             with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
                 part.tofile(file)
-        meta[split].update(counts)
+        meta[split].update(counts)          # a Counter adds
         if split == 'train':
             seen[ids] = True
 
@@ -378,8 +381,8 @@ def write_shards(folder, tok, batches):
 def compress(raw):
     """What general compressors need for a text, in bits per byte, to stand beside a model's."""
     text = raw.replace(b'\xff', b'')
-    bits = 8 / max(len(text), 1)
-    return dict(gzip_bpb=bits * len(gzip.compress(text, 9)), xz_bpb=bits * len(lzma.compress(text, preset=9)))
+    scale = 8 / max(len(text), 1)
+    return dict(gzip_bpb=scale * len(gzip.compress(text, 9)), xz_bpb=scale * len(lzma.compress(text, preset=9)))
 
 # -----------------------------------------------------------------------------
 # the summary
@@ -452,7 +455,7 @@ def check_data(folder, meta):
                 known[stamp] = check_shard(path, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # a folder that can not be written to is checked every time
                     checked.write_text(json.dumps(known, indent=1))
-            if not shard.items() <= known[stamp].items():
+            if not shard.items() <= known[stamp].items():       # something that meta.json says is not so
                 raise ValueError('it is not the one that meta.json tells of')
             shard.update(known[stamp])
     except (OSError, ValueError) as e:
@@ -515,8 +518,8 @@ class Shards:
 # the order of batches is a pure function of (seed, step): there is no state of a loader to save
 
 def sequence_starts(first, count, n_tokens, T, seed):
-    """Where sequences number first, first + 1, ... of an endless row of epochs begin."""
-    n = (n_tokens - T) // T         # in an epoch
+    """Where the sequences `first`, `first` + 1, ... begin; one epoch follows another without end."""
+    n = (n_tokens - T) // T         # in an epoch: T tokens are left for its offset and the last target
     return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
 @lru_cache(maxsize=2)
@@ -536,7 +539,6 @@ def main():
     folder = prepare(dataset, tokenizer, vocab_size)
     compare_tokenizers(folder, compare)
     print(f'ready: {folder}')
-    return folder
 
 if __name__ == '__main__':
     launch(main)

@@ -38,8 +38,8 @@ SAMPLING = dict(temperature=temperature, top_k=top_k, top_p=top_p)      # what n
 
 def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
-    logits (B, V) -> probabilities (B, n) and ids (B, n) of the tokens that may come: softmax of logits / temperature,
-    of the top_k likeliest tokens, and of the fewest likeliest ones whose probabilities reach top_p (nucleus sampling,
+    logits (B, V) -> probabilities (B, n) and ids (B, n) of the tokens that may come: softmax of logits / temperature
+    for the top_k likeliest tokens, then for the fewest of these that together have top_p (nucleus sampling,
     arXiv:1904.09751). ids is None where all tokens may come, in their order.
     """
     if temperature == 0:
@@ -59,8 +59,8 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
 def draw(probs, ids, u):
     """One id (B,) for each row of probabilities, by its number u (B,) from 0 to 1."""
     edges = probs.cumsum(-1)
-    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]
-    i = torch.searchsorted(edges, target, right=True).clamp(max=edges.size(-1) - 1)
+    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge: beyond it the probability is 0
+    i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
 @torch.no_grad()
@@ -69,8 +69,8 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     Continues a batch of prompts, lists of ids that may differ in length -> yields (B,) ids, one for each text,
     max_new_tokens times or until every text has had the token `stop` (after which it yields `stop` for that text).
 
-    sampling: what next_token_probs takes. Text i is drawn with numbers that depend on seed + i alone: it is what its
-    prompt gives alone, with that seed. When a context is full, its last half is kept and goes through the model again.
+    sampling: what next_token_probs takes. Text i is what its prompt gives alone with seed + i, whatever the others are.
+    When a context is full, its last half is kept and goes through the model again.
     Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. cache=False computes the
     same without a KV cache. step: the model, compiled or not, for one token at a time.
     """
@@ -78,14 +78,15 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     B = len(prompts)
     texts = [list(prompt)[-block_size:] for prompt in prompts]
     generators = [torch.Generator().manual_seed(seed + i) for i in range(B)]
-    u = torch.stack([torch.rand(max_new_tokens, generator=generator) for generator in generators], 1).to(place)
+    u = [torch.rand(max_new_tokens, generator=generator) for generator in generators]
+    u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
     ended = torch.zeros(B, dtype=torch.bool, device=place)
     size = min(block_size, max(map(len, texts)) + max_new_tokens)
     kv = model.new_cache(B, size) if cache else None
 
     new = None
     for i in range(max_new_tokens):
-        full = any(len(text) > block_size for text in texts)
+        full = any(len(text) > block_size for text in texts)        # then all are read again
         if new is None or full or not cache:
             texts = [text[-max(block_size // 2, 1):] if len(text) > block_size else text for text in texts]
             logits = read_texts(model, texts, kv, place)
@@ -108,7 +109,7 @@ def read_texts(model, texts, kv, place):
     idx = torch.tensor([text + [0] * (T - len(text)) for text in texts], device=place)
     if kv is None:
         return model(idx)[torch.arange(len(texts), device=place), lengths - 1]
-    kv.lengths.zero_()
+    kv.lengths.zero_()          # empties it
     return model(idx, cache=kv, lengths=lengths)[:, 0]
 
 def compile_step(model, place):
@@ -183,7 +184,7 @@ def check_knobs():
                         '--top_p=0.9')
 
 def print_table(model, tok, prompts, stop, step):
-    """The first of num_samples texts at several temperatures, and how many different five words they begin with."""
+    """At several temperatures: the first text, and how many of the texts differ in their first five words."""
     for t, p in ((0.0, 1.0), (0.2, 1.0), (1.0, 1.0), (1.0, 0.9), (2.0, 1.0)):
         rows = generate(model, prompts, max_new_tokens, stop, tok.vocab_size, seed, step=step,
                         **{**SAMPLING, 'temperature': t, 'top_p': p})
@@ -227,7 +228,7 @@ def main():
         raise UserError(f'{folder} has no tokenizer.json; put that of its tokenizer there')
     tok = load_tokenizer(folder / 'tokenizer.json')
     stop = find_stop(folder, tok)
-    ids = tok.encode(read_prompt(start)) or [stop or 0]
+    ids = tok.encode(read_prompt(start)) or [stop or 0]         # a model needs a token to begin with
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
     compiled = choose_compile(compile, place)

@@ -89,14 +89,14 @@ def plain_encode(text, merges, pattern='gpt2'):
 # long texts: in blocks, on all cores
 
 BLOCK = 1 << 21     # bytes that one process takes at a time
-SMALL = 2           # as many blocks do not pay for processes
+SMALL = 2           # so many blocks, or fewer, do not pay for processes
 
 # a text may be cut after a letter or digit, before what is neither: no word of any pattern goes across. (?r) searches
 # from the right
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
 
 def special_pattern(special_tokens, form=str):
-    """Splits str (or bytes) at special tokens, the longest where several fit, and keeps them; None without any."""
+    """A pattern that splits str (or bytes) at special tokens, at the longest where several fit; None without any."""
     tokens = sorted(special_tokens, key=len, reverse=True)
     if '' in tokens:
         raise UserError('a special token can not be empty; remove it')
@@ -205,38 +205,39 @@ def default_workers():
 # -----------------------------------------------------------------------------
 # cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
 #
-# Text is cut into pieces wherever two neighbouring characters tell that the pattern ends a word: say "it's" becomes
-# say| "|it|'s|" with that of GPT-2. Nearly every piece is one word; only distinct pieces that may be more (as 'so is,
-# since 's is a word) are given to the pattern.
+# Text is cut into pieces wherever two neighbouring characters tell that the pattern ends a word. With that of GPT-2,
+# [say "it's"] becomes [say] [ "] [it] ['s] ["]. Nearly every piece is one word; only distinct pieces that may be more
+# (as ['so], since ['s] is a word) are given to the pattern.
 
-# classes of characters. UNSURE is white space beyond ASCII
+# classes of characters; ONE_WORD needs them in this order, with SEPARATOR first. UNSURE is white space beyond ASCII
 SEPARATOR, LETTER, SPACE, DIGIT, OTHER, BLANK, NEWLINE, APOSTROPHE, UNSURE = range(9)
 
 @functools.cache
 def class_tables():
     """
-    (the class of each code point as uint8, the class of each ASCII byte as a table for bytes.translate). Beyond ASCII
-    that says SEPARATOR, as for the byte 0xff, which UTF-8 never has and which stands between texts.
+    (the class of each code point as uint8, the class of each ASCII byte as a table for bytes.translate). The table says
+    SEPARATOR for other bytes, as for 0xff, which UTF-8 never has and which stands between texts.
     """
     text = np.arange(0x110000, dtype='<u4').tobytes().decode('utf-32-le', 'surrogatepass')
     of_char = np.full(0x110000, OTHER, np.uint8)
     for kind, members in (LETTER, r'\p{L}+'), (DIGIT, r'\p{N}+'), (UNSURE, r'\s+'):
         for match in regex.finditer(members, text):
             of_char[match.start():match.end()] = kind
-    ascii = of_char[:128]
-    ascii[ascii == UNSURE] = BLANK
-    ascii[[*b" \r\n'"]] = SPACE, NEWLINE, NEWLINE, APOSTROPHE
-    return of_char, ascii.tobytes() + bytes([SEPARATOR]) * 128
+    of_ascii = of_char[:128]            # a view: both change
+    of_ascii[of_ascii == UNSURE] = BLANK
+    of_ascii[[*b" \r\n'"]] = SPACE, NEWLINE, NEWLINE, APOSTROPHE
+    return of_char, of_ascii.tobytes() + bytes([SEPARATOR]) * 128
 
-EXAMPLES = "slx 7!\t\n'\u3000"      # of every class
+EXAMPLES = "slx 7!\t\n'\u3000"      # of every class but SEPARATOR
 BETWEEN, BEFORE = 1, 2              # where to cut: between two neighbours, before the first of them
 
 @functools.cache
 def cut_table(pattern):
     """
     Where a pattern cuts around neighbours of classes a and b, whatever stands beside them: at 16 a + b the sum of
-    BETWEEN and BEFORE, for bytes.translate. The pattern itself is asked, with all texts of three EXAMPLES. (Of several
-    spaces the last one goes with the word behind them, so that a space and a letter tell of a cut before the space.)
+    BETWEEN and BEFORE, for bytes.translate. The pattern itself is asked, with all texts of three EXAMPLES: more than
+    three tell nothing new, since these patterns take runs of a class whole. (Of several spaces the last one goes with
+    the word behind them, so that a space and a letter tell of a cut before the space.)
     """
     of_char, _ = class_tables()
     table = np.full((16, 16), BETWEEN | BEFORE, np.uint8)
@@ -274,7 +275,7 @@ def cuts(raw, pattern):
     begins[1:-1] |= says[1:] >> 1       # BEFORE
     return np.flatnonzero(begins.view(bool))
 
-ONE_WORD = {'gpt2': NEWLINE, 'gpt4': SPACE}     # a piece of classes up to this one is a single word
+ONE_WORD = {'gpt2': NEWLINE, 'gpt4': SPACE}     # a piece with no class after this one is a single word
 
 def words_of(pieces, pattern):
     """
@@ -309,7 +310,6 @@ class Index:
     def make(self, n):
         self.slots = np.zeros(n, np.int32)              # three quarters are free, with number 0
         self.keys = np.zeros((n // 4, 2), np.uint64)
-        self.keys[0] = 2 ** 64 - 1, 0                   # is no key
         self.size = 1
 
     def hash(self, keys):
@@ -347,7 +347,7 @@ class Index:
         self.size = size
         while len(number):
             free = self.slots[slot] == 0
-            self.slots[slot[free]] = number[free]       # of several the last one, which is the one that came first
+            self.slots[slot[free]] = number[free]       # of several the last one, the key that came first
             left = self.slots[slot] != number
             number = number[left]
             slot = (slot[left] + 1) % len(self.slots)
@@ -369,9 +369,9 @@ class Index:
 
 WINDOW = 1 << 17        # bytes that are worked on at once: they stay in the processor's cache
 
-# by the size of a piece of up to 15 bytes: 0xff for those of 16 bytes that are not its own
-PADDING = b''.join([bytes(size) + b'\xff' * (16 - size) for size in range(16)])
-PADDING = np.frombuffer(PADDING, '<u8').reshape(16, 2)
+# row n, by OR, keeps n bytes of 16 and makes the others 0xff; the last one, for 16 bytes and more, keeps all
+PADDING = b''.join([bytes(size) + b'\xff' * (16 - size) for size in range(17)])
+PADDING = np.frombuffer(PADDING, '<u8').reshape(17, 2)
 
 class Pieces:
     """
@@ -497,7 +497,7 @@ def check_vocab_size(vocab_size, special_tokens):
         raise UserError(f'vocab_size {vocab_size} is too small: it counts bytes and special tokens, so give {least} '
                         f'or more')
 
-def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: None):
+def merge_words(counts, vocab_size, special_tokens=()):
     """{word as bytes: count} -> (vocab, merges), as train_bpe returns them; equal to plain_train."""
     state = Merging(counts, vocab_size - len(special_tokens))
     merges = []
@@ -506,7 +506,6 @@ def merge_words(counts, vocab_size, special_tokens=(), progress=lambda steps: No
         if not batch:
             break
         merges += batch
-        progress(len(batch))
     tokens = state.vocab + [token.encode() for token in special_tokens]
     return dict(enumerate(tokens)), merges
 
@@ -516,8 +515,8 @@ def every_other(at, middle):
     does. every_other([3, 4, 5, 9], [4, 5, 6, 10]) -> [0, 2, 3], which are the pairs at 3, 5 and 9
     """
     index = np.arange(len(at))
-    alone = np.append(True, at[1:] != middle[:-1])[:len(at)]
-    start = np.maximum.accumulate(index * alone)        # of the run that each one is in
+    new_run = np.append(True, at[1:] != middle[:-1])[:len(at)]
+    start = np.maximum.accumulate(index * new_run)      # of the run that each one is in
     return index[(index - start) % 2 == 0]
 
 def groups(keys, weight):
@@ -613,7 +612,7 @@ class Merging(Line):
         return [(count, self.vocab[pair >> 32], self.vocab[pair & LOW], n) for count, pair, n in rows]
 
     def refill(self):
-        """Lowers the floor, and fills the empty pool. Few at first, since most of what is born would follow."""
+        """Fills the empty pool with the best waiting pairs. Not many: a low floor would let in most newborn pairs."""
         count = self.count[:self.pairs]
         waiting = np.flatnonzero((count > 0) & (count < self.floor))
         n = min(len(self.vocab), len(waiting))
@@ -689,8 +688,9 @@ class Merging(Line):
 
     def overtaken(self, batch, at, new):
         """
-        How many pairs of the batch come before all the pairs that those before them make: a new token and what
-        stands to the left of it or to the right. In aaaa, (aa, a) stands for (aa, aa): none in the batch lies between.
+        How many pairs of the batch come before every pair that an earlier one makes: its new token with a neighbour.
+        The one on the right may be about to merge itself: (ab, c) is counted for (ab, cd), whose count is no higher and
+        which sorts just above (ab, c). Nothing of the batch lies between, since ab is new and begins no pair in it.
         """
         left = self.last[at - 1].astype(int)
         right = self.first[self.next(self.next(at))]
@@ -892,7 +892,7 @@ class Tokenizer(BaseTokenizer):
         """text -> list of ids; special tokens in it are text like any other."""
         if len(text) > LONG_TEXT:
             return self.encode_bytes(text.encode()).tolist()
-        # at spaces first: the pattern, which only sees what is new then, takes twice as long. hence the second dict
+        # to split at spaces is cheaper than the pattern, and after_space knows most of what follows a space
         if UNSAFE_SPACE.search(text):
             first, *rest = SAFE_SPACE.split(text)
         else:
@@ -932,14 +932,14 @@ class Tokenizer(BaseTokenizer):
             pieces, table = self.tables.pop()
         except IndexError:
             pieces = Pieces(self.pattern_name)
-            table = Ragged(np.array([0, separator], self.dtype), [1, 1])        # of the pieces b'' and 0xff
+            table = Ragged(np.array([separator], self.dtype), [0, 1])       # of the pieces b'' and 0xff
         numbers = pieces.read(raw)
         new = pieces.all[len(table.size):]
         if new:
             words, owner = words_of(new, self.pattern_name)
             flat, size = self.ids_of_words(words)
-            size = np.bincount(owner, size).astype(int)
-            table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
+            per_piece = np.bincount(owner, size).astype(int)
+            table = Ragged(np.append(table.flat, flat), np.append(table.size, per_piece))
 
         ids = table.join(numbers)
         ids[ids == separator] = special
@@ -989,7 +989,8 @@ class Tokenizer(BaseTokenizer):
             if not len(size):
                 break
 
-            at = np.flatnonzero(rank == np.repeat(best, size))      # in `place`
+            # in `place`, where a word's places are neighbours: distances are the same in both
+            at = np.flatnonzero(rank == np.repeat(best, size))
             at = at[every_other(place[at], line.next(place[at]))]
             here = place[at]
             new = made[rank[at]]
@@ -1096,7 +1097,7 @@ KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type 
     add_prefix_space trim_offsets use_regex id content normalized special""".split()
 
 def read_tokenizer(data):
-    """What a tokenizer.json holds as a tokenizer. Raises an error where it would give others other ids."""
+    """The tokenizer in a tokenizer.json. Raises an error where its ids would not be those of Hugging Face."""
     model = data['model']
     for part in data, model, data.get('post_processor') or {}, *data['added_tokens']:
         for key, value in part.items():

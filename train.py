@@ -47,7 +47,7 @@ vocab_size = 4096       # of bpe and word
 out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... after it if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
                         # a checkpoint, the folder of a Llama, Qwen3 or GPT-2, gpt2, or owner/model of the hub
-max_iters = 1000        # optimizer steps
+max_iters = 950         # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
 eval_interval = 400     # steps between evaluations, each followed by a checkpoint
 eval_tokens = 32768     # validation tokens per evaluation; 0: all. at the end all of them are evaluated once
@@ -59,15 +59,15 @@ sample_start = ''       # what shown text begins with; '': the data set's own, o
 seed = 1                # of the weights, the order of the data and dropout
 # the optimizer
 batch_size = 8          # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences that one device takes at once; 0: 16,384 tokens on a CPU, what fits on a GPU
+micro_batch_size = 0    # sequences that one device takes at once; 0: 16,384 tokens, on a GPU 32,768 or what fits
 optimizer = 'muon'      # muon (for the matrices of the blocks; the others: adamw), or one of RULES: adamw, sgd, ...
 learning_rate = 6e-3    # the highest, after warmup_iters
 min_lr = 0.0            # the lowest, from lr_decay_iters on
 warmup_iters = 100      # steps from 0 to learning_rate
 lr_decay_iters = 0      # step at which the cosine reaches min_lr; 0: max_iters
 weight_decay = 0.1      # of matrices; norms and biases have none
-beta1 = 0.9
-beta2 = 0.99
+beta1 = 0.9             # how the mean of gradients fades (muon has 0.95 for its matrices)
+beta2 = 0.99            # how the mean of their squares fades
 adam_eps = 1e-8
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 # the machine
@@ -79,7 +79,7 @@ timeout = 600           # seconds after which a process that the others wait for
 wandb_log = False
 wandb_project = 'gpt'
 wandb_run_name = ''     # '': the name of the folder
-# the model: all fields of GPTConfig in model.py are knobs, too
+# the model: all fields of GPTConfig in model.py are knobs too, as config['n_layer']
 # -----------------------------------------------------------------------------
 config = configure(globals(), GPTConfig)
 
@@ -145,7 +145,8 @@ class Optimizer(torch.optim.Optimizer):
     One of the rules, or muon, for all weights of a model. They lie end to end in one vector p, their gradients in g,
     the moments in m and v, and the tensors of the model are views of these: clipping is one norm, processes add their
     gradients in one message, and a step is a few passes over memory. In order: matrices, vectors (norms and biases,
-    which have no weight decay), and, for muon, the matrices of the blocks, shape by shape, which need no v.
+    which have no weight decay), and, for muon, the matrices of the blocks, shape by shape, which need no v. It is an
+    optimizer of torch for its zero_grad and because GradScaler wants one, whose only parameter is p.
     """
     def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
         matrices, vectors, hidden = [], [], []
@@ -162,7 +163,7 @@ class Optimizer(torch.optim.Optimizer):
 
         device = model.lm_head.weight.device
         sizes = [sum(param.numel() for _, param in group) for group in (matrices, vectors, hidden)]
-        total = math.ceil(sum(sizes) / 4096) * 4096
+        total = math.ceil(sum(sizes) / 4096) * 4096         # clip looks at it as 4,096 rows
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(sizes[0] + sizes[1], device=device)
         self.decayed, self.undecayed = slice(sizes[0]), slice(sizes[0], len(self.v))
@@ -178,7 +179,8 @@ class Optimizer(torch.optim.Optimizer):
             self.stacks.append([x[start:stop].view(-1, *shape) for x in (self.p, self.g, self.m)])
             start = stop
 
-        self.rule, self.betas, self.eps, self.weight_decay = RULES.get(rule, adamw), betas, eps, weight_decay
+        self.rule = adamw if rule == 'muon' else RULES[rule]
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.dtype = model.compute_dtype
         self.t, self.lr = torch.zeros(2, device=device)
         # without a compiler, in pieces that fit the cache of a CPU
@@ -222,7 +224,8 @@ class Optimizer(torch.optim.Optimizer):
         self.update()
 
     def update(self):
-        bias1, bias2 = [-torch.expm1(self.t * math.log(max(beta, 1e-30))) for beta in self.betas]      # 1 - beta^t
+        # 1 - beta^t, in a form that does not cancel; a beta of 0 has no logarithm
+        bias1, bias2 = [-torch.expm1(self.t * math.log(max(beta, 1e-30))) for beta in self.betas]
         for part, decay in ((self.decayed, self.weight_decay), (self.undecayed, 0.0)):
             pieces = [x[part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
             for p, g, m, v in zip(*pieces):
@@ -253,17 +256,17 @@ def get_lr(it, max_lr, min_lr, warmup, cycle):
 
 def schedule_step(step, seconds, first):
     """
-    Where the schedule is at a step: there, or, with max_minutes, where the clock is after the warm-up, if that is
-    further. first: the seconds of the first step, which may have compiled.
+    Which step of the schedule it is. With max_minutes, after the warm-up, the one that the clock has come to, if that
+    is further. first: the seconds when the clock was first read after a step, which may have compiled.
     """
     if not max_minutes or step <= warmup_iters:
         return step
-    gone = (seconds - first) / max(60 * max_minutes - first, 1)
-    return max(step, gone * (lr_decay_iters or max_iters))
+    share = (seconds - first) / max(60 * max_minutes - first, 1)
+    return max(step, share * (lr_decay_iters or max_iters))
 
 def largest_divisor(n, limit):
     """The largest divisor of n that is limit or less: largest_divisor(12, 5) -> 4"""
-    return max(d for d in range(1, n + 1) if n % d == 0 and d <= max(limit, 1))
+    return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
 
 def divide_batch(T, place):
     """-> micro_batch_size, or what stands for 0. Raises UserError where the batch does not divide."""
@@ -295,12 +298,16 @@ def fit_micro_batch(model, data, T, place, micro):
                             f'which trains the same, or a smaller --block_size or model')
         micro = largest_divisor(micro, micro // 2)
 
-def compile_and_fit(model, optimizer, data, T, place):
-    """-> the model, compiled or not, whether it is, and how many sequences go through it at once"""
-    compiled, fast = choose_compile(compile, place, max_iters * batch_size * T * model.flops_per_token(T)), model
+def compile_and_fit(model, opt, data, T, place, before):
+    """
+    -> the model, compiled or not, whether it is, and how many sequences go through it at once. before: whether it was
+    compiled when the run began, or 'auto'.
+    """
+    flops = max_iters * batch_size * T * model.flops_per_token(T)
+    compiled = choose_compile(before if compile == 'auto' else compile, place, flops)
+    fast = torch.compile(model, dynamic=False) if compiled else model
     if compiled:
-        fast = torch.compile(model, dynamic=False)
-        optimizer.compile()
+        opt.compile()
     micro = divide_batch(T, place)
     if place.startswith('cuda'):
         micro = fit_micro_batch(fast, data, T, place, micro)
@@ -314,21 +321,23 @@ def micro_batches(data, first, step, T, micro, place):
     starts = sequence_starts(first, batch_size, len(data), T, seed)
     grad_accum = batch_size // WORLD_SIZE // micro
     for i in range(RANK * grad_accum, (RANK + 1) * grad_accum):
-        # dropout, too, depends on the number of the micro-batch alone, so that any number of processes drops the same
+        # of dropout, which depends on the number of the micro-batch: any number of processes drops the same
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i * micro:(i + 1) * micro], T, place)
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens, place, at_once=16):
+def evaluate(model, data, T, max_tokens, place):
     """
     Mean loss in nats per token over the first max_tokens (0: all) of a split: the same sequences every time, for any
     number of processes, each of which takes its share of the batches.
     """
     model.eval()
-    n = min(len(data) - 1, max_tokens or len(data))         # every token but the first is a target
-    starts = range(0, n - T + 1, T)
+    n = len(data) - 1           # every token but the first is a target
+    if max_tokens:
+        n = min(n, max_tokens)
+    starts, at_once = range(0, n - T + 1, T), max(8192 // T, 1)
     batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
-    if n % T and (not max_tokens or not starts):            # the last, shorter sequence
+    if n % T and (max_tokens == 0 or n < T):        # the last, shorter sequence
         batches.append([n - n % T])
     total, count = 0.0, 0
     for batch in batches[RANK::WORLD_SIZE]:
@@ -339,9 +348,9 @@ def evaluate(model, data, T, max_tokens, place, at_once=16):
     total, count = combine('SUM', total, count)
     return total / count
 
-def check_finite(step, optimizer, loss=0.0):
+def check_finite(step, opt, loss=0.0):
     """Raises Diverged unless a loss and all weights are finite numbers."""
-    if not math.isfinite(loss) or not optimizer.p.sum().isfinite():
+    if not math.isfinite(loss) or not opt.p.sum().isfinite():
         raise Diverged(f'the loss or a weight is not finite at step {step}, and nothing after the last checkpoint was '
                        f'saved: resume with a lower --learning_rate or more --warmup_iters')
 
@@ -371,7 +380,7 @@ def connect(place, step):
     if WORLD_SIZE > 1:
         backend = 'nccl' if place.startswith('cuda') else 'gloo'
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    if combine('MAX', step, -step) != [step, -step]:
+    if combine('MAX', step, -step) != [step, -step]:        # the largest step, and the smallest
         raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
 
 def combine(op, *numbers):
@@ -481,15 +490,15 @@ def draw_curves(run):
     axes['loss'].legend()
     figure.savefig(run / 'curves.png', dpi=110)
 
-def save(run, step, model, optimizer, scaler, tok_path, eot, state, last=True):
+def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
     """
     Writes step_<step>/ and drops old checkpoints, but never the best. Raises UserError where that fails, or says so if
     it is not the last one.
     """
     folder = run / f'step_{step:08d}'
     if not folder.exists():
-        moments = {name: tensor.cpu().clone() for name, tensor in optimizer.moments().items()}
-        state = dict(state, step=step, t=int(optimizer.t), scaler=scaler.state_dict())
+        moments = {name: tensor.cpu().clone() for name, tensor in opt.moments().items()}
+        state = dict(state, step=step, t=int(opt.t), scaler=scaler.state_dict(), optimizer=optimizer)
         try:
             save_checkpoint(folder, model, tok_path, eot, state, moments)
         except UserError as e:
@@ -503,30 +512,34 @@ def save(run, step, model, optimizer, scaler, tok_path, eot, state, last=True):
 
 def read_state(run, place):
     """
-    -> the newest whole checkpoint of a run that goes on, and what training.json says there; for a new run None and a
-    new state. What 'auto' and 0 meant before is kept, so that the sums are the same, unless the device is another.
+    -> the newest whole checkpoint of a run that goes on, and what its training.json holds; for a new run None and a new
+    state. What 'auto' meant is kept, so that the sums are the same, unless the device is of another kind.
     """
-    global dtype, compile, micro_batch_size
+    kind = place.split(':')[0]
+    state = dict(
+        step=0, sequences=0,        # optimizer steps and training sequences before this one
+        seconds=0.0, first_step=0.0,        # of training, and when the clock was first read after a step
+        evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
+        device=kind, dtype='auto', compile='auto')      # save adds t, scaler and optimizer, open_data the data's hash
     if init_from not in ('resume', 'auto') or not checkpoints(run):
-        return None, dict(step=0, sequences=0, seconds=0.0, first_step=0.0, evaluated=0, best=[0, math.inf])
+        return None, state
     folder = newest_whole(run, say)
     state = read_json(folder / 'training.json')
-    if state['device'] == place.split(':')[0]:
-        dtype = state['dtype'] if dtype == 'auto' else dtype
-        compile = state['compile'] if compile == 'auto' else compile
-        micro_batch_size = micro_batch_size or state['micro_batch_size']
+    if state['device'] != kind:
+        state.update(device=kind, dtype='auto', compile='auto')
     return folder, state
 
-def restore(folder, optimizer, scaler, state):
+def restore(folder, opt, scaler, state):
     """Fills the optimizer from a checkpoint. Raises UserError if it was another one."""
-    found, views = load_file(folder / 'training.safetensors'), optimizer.moments()
-    if found.keys() != views.keys():
-        raise UserError(f'{folder} was trained with another --optimizer: give that one, or start a new run with '
-                        f'--init_from={folder}')
-    for name, tensor in found.items():
+    if state['optimizer'] != optimizer:
+        raise UserError(f'{folder} was trained with --optimizer={state["optimizer"]}: give that one, or start a new '
+                        f'run with --init_from={folder}')
+    views = opt.moments()
+    for name, tensor in load_file(folder / 'training.safetensors').items():
         views[name].copy_(tensor)
-    optimizer.t.fill_(state['t'])
-    scaler.load_state_dict(state['scaler'])
+    opt.t.fill_(state['t'])
+    if state['scaler'] and scaler.is_enabled():
+        scaler.load_state_dict(state['scaler'])
 
 # -----------------------------------------------------------------------------
 # what is checked before anything is done, and what is said
@@ -552,9 +565,10 @@ def open_data(folder, resumed, state):
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
                         f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
-    if state.setdefault('data', data_hash(meta)) != data_hash(meta):
+    if resumed and state['data'] != data_hash(meta):
         raise UserError(f'{resumed} was trained on other data: resume it with its own config.py, or start a new run '
                         f'with --init_from={resumed}')
+    state['data'] = data_hash(meta)
     return meta, train_data, val_data
 
 def make_model(folder, vocab):
@@ -589,7 +603,7 @@ def describe(loss, meta):
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
 def progress(step, loss, lr, norm, seconds, rate, mfu, left):
-    """The line that is printed every log_interval steps; the first step, which may compile, says nothing of the rest."""
+    """The line of a step. The first one, which may compile, says nothing of the rest."""
     parts = [f'step {step}', f'loss {loss:.4f}', f'lr {lr:.1e}', f'norm {norm:.2f}', f'{1e3 * seconds:.1f} ms',
              f'{rate:,.0f} tok/s']
     if mfu:
@@ -638,8 +652,8 @@ def main():
     run = choose_out_dir()
     source = None if init_from in ('scratch', 'resume', 'auto') else find_folder(init_from)
     resumed, state = read_state(run, place)
-    type_ = choose_dtype(dtype, place)
-    divide_batch(config['block_size'], place)
+    type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
+    divide_batch(config['block_size'], place)       # raises if it does not divide
     writing = RANK == 0 and not eval_only
     guard = lock(run) if writing else None      # noqa: F841, held until the end
 
@@ -669,7 +683,7 @@ def main():
     scaler = torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
     if resumed:
         restore(resumed, opt, scaler, state)
-    fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place)
+    fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
@@ -677,7 +691,7 @@ def main():
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
     say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
 
-    state.update(device=place.split(':')[0], dtype=type_, compile=compiled, micro_batch_size=micro)
+    state.update(dtype=type_, compile=compiled)
     if writing:
         start_files(run, step, knobs_of_run(run, model, T, folder, source))
         log = Log(run)
@@ -697,10 +711,12 @@ def main():
             stop, state['seconds'] = combine('MAX', interrupt.signal, seconds)
             if step and not state['first_step']:
                 state['first_step'] = state['seconds']
-        done = step >= max_iters or 0 < 60 * max_minutes <= state['seconds']
+        out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
+        done = step >= max_iters or out_of_time
 
         # evaluate and save
-        if (done or step and step % eval_interval == 0) and step != state['evaluated'] and not stop:
+        due = done or (step > 0 and step % eval_interval == 0)
+        if due and not stop and step != state['evaluated']:
             val_loss = evaluate(model, val_data, T, eval_tokens, place)
             check_finite(step, opt, val_loss)
             state['evaluated'] = step
@@ -718,7 +734,7 @@ def main():
             break
 
         # forward, backward, update
-        opt.zero_grad(set_to_none=False)
+        opt.zero_grad(set_to_none=False)        # None would part the gradients from the vector g
         for x, y in micro_batches(train_data, state['sequences'], step, T, micro, place):
             loss = fast(x, y) / (grad_accum * WORLD_SIZE)
             scaler.scale(loss).backward()
@@ -736,19 +752,18 @@ def main():
 
         # a line, with the mean loss since the line or the evaluation before
         if step % log_interval == 0 or step == 1 or step == max_iters:
-            loss = float(loss_sum) / (step - line_step)         # waits for the device
-            loss = combine('SUM', loss)[0]
-            check_finite(step, opt, loss)
-            seconds = (time.perf_counter() - line_time) / (step - line_step)
-            rate, norm, left = tokens_per_step / seconds, float(grad_norm), (max_iters - step) * seconds
+            [mean_loss] = combine('SUM', float(loss_sum) / (step - line_step))      # waits for the device
+            check_finite(step, opt, mean_loss)
+            step_seconds = (time.perf_counter() - line_time) / (step - line_step)
+            rate, norm, left = tokens_per_step / step_seconds, float(grad_norm), (max_iters - step) * step_seconds
             if max_minutes:
                 left = min(left, 60 * max_minutes - state['seconds'])
             mfu = rate * model.flops_per_token(T) / peak if peak else None
-            say(progress(step, loss, lr, norm, seconds, rate, mfu, left))
+            say(progress(step, mean_loss, lr, norm, step_seconds, rate, mfu, left))
             if line_step == 1 and left > 86400:
                 say(f'this takes days here; smaller: {smaller_run()}')
             if writing:
-                log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=loss, lr=lr,
+                log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
                     grad_norm=norm, tokens_per_second=rate, mfu=mfu)
             line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros_like(loss_sum)
 
@@ -760,16 +775,16 @@ def main():
         say(f'\nstopped at step {step}; go on with: python train.py {run}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()
-    loss = evaluate(model, val_data, T, 0, place)
+    val_loss = evaluate(model, val_data, T, 0, place)
     if writing:
-        log(step=step, full_val_loss=loss, full_val_bpb=bits_per_byte(loss, meta))
+        log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         if sample_tokens and tok:
             for text in peek(model, tok, opening, 4, 3 * sample_tokens, seed):
                 say('-' * 40 + '\n' + text)
-    say(f'\n{describe(loss, meta)} over the whole split')
+    say(f'\n{describe(val_loss, meta)} over the whole split')
     if writing:
         print_ending(run, step, meta, time.perf_counter() - started)
-    return dict(run=run, step=step, val_loss=loss)
+    return dict(run=run, step=step, val_loss=val_loss)
 
 if __name__ == '__main__':
     launch(main)
