@@ -30,13 +30,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
-import hypothesis
 import numpy as np
 import pytest
 import regex
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -64,8 +62,8 @@ def empty_folder(tmp_path, monkeypatch):
     connect = socket.socket.connect
 
     def connect_here(self, address):
-        local = self.family == getattr(socket, 'AF_UNIX', None) or address[0] in ('127.0.0.1', 'localhost', '::1')
-        assert local, f'a test asks for {address}, and none may need a network'
+        here = isinstance(address, (str, bytes)) or address[0] in ('127.0.0.1', 'localhost', '::1')
+        assert here, f'a test asks for {address}, and none may need a network'
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, 'connect', connect_here)
@@ -74,19 +72,15 @@ def empty_folder(tmp_path, monkeypatch):
     for s, handler in handlers.items():
         signal.signal(s, handler)
 
+def user_error(says):
+    return pytest.raises(UserError, match=says)
+
 def launch(*args, status=0, timeout=120, **env):
     """Runs `python <args>` in a process of its own, as a person would, and checks its exit status."""
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **env}
     done = subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True, timeout=timeout, env=env)
     assert done.returncode == status, done.stdout + done.stderr
     return done
-
-def error_of(*args, **env):
-    """The one line on stderr with which a command that gets something wrong ends, with status 2."""
-    done = launch(*args, status=2, **env)
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith('error: '), done.stderr
-    return lines[0]
 
 def run_main(module, **knobs):
     """module.main() with these knobs, in this process: a new Python takes seconds."""
@@ -144,35 +138,26 @@ def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
     assert knobs_after('--a=10', 'c.py', 'c.py')['a'] == 7
 
 @pytest.mark.parametrize('argument, says', [
-    ('--aa=1', 'did you mean a'),
     ('--zzz=1', '--help'),
-    ('--=', '--help'),
     ('--a=1.5', 'a whole number'),
     ('--on=1', 'True or False'),
-    ('--lr=x', 'a number'),
     ('--lr=inf', 'a number'),
     ('--a', '--a=value'),
-    ('hello', 'config file'),
-    ('missing.py', 'ls config'),
-    ('--gradient_accumulation_steps=4', 'micro_batch_size'),
-    ('--eval_iters=3', 'eval_tokens'),
 ])
 def test_an_argument_that_can_not_be_read_is_an_error_that_says_what_to_do(argument, says):
-    with pytest.raises(UserError, match=says):
+    with user_error(says):
         knobs_after(argument)
 
 @pytest.mark.parametrize('text, says', [
     ('nam = "y"', 'c.py.* did you mean name'),
     ('a = 1.5', 'c.py.* a whole number'),
-    ('a = None', 'c.py.* a whole number'),
     ('betas = [0.9, 0.95]', "c.py.* no knob 'betas'"),
-    ('a = 2\na = = 3', 'c.py, line 2'),
     ('a = 2\n\na = 1 / 0', 'c.py, line 3.*division'),
     ('name = "\xe9"', 'c.py.*utf-8'),
 ])
 def test_a_config_file_that_can_not_be_read_is_an_error_that_says_where(text, says):
     Path('c.py').write_text(text, encoding='latin-1')
-    with pytest.raises(UserError, match=says):
+    with user_error(says):
         knobs_after('c.py')
 
 def test_knobs_written_to_a_file_set_themselves_again():
@@ -213,22 +198,17 @@ def test_a_script_says_what_was_set_and_sets_it_in_the_script_whose_knobs_it_tak
     out = launch('second.py', '--size=7', '--more=2').stdout
     assert out.splitlines() == ['size = 7  (--size=7)', 'more = 2.0  (--more=2)', '7 2.0']
 
-def test_importing_a_script_reads_no_command_line(scripts):
-    out = launch('-c', 'import first; print(first.size)', '--size=7').stdout
-    assert out.splitlines() == ['4']
-
 def test_a_mistake_is_one_line_and_a_bug_keeps_its_traceback(scripts):
-    assert error_of('first.py', '--wide') == 'error: too wide; try less'
-    assert 'size' in error_of('first.py', '--siz=3')
+    assert launch('first.py', '--wide', status=2).stderr == 'error: too wide; try less\n'
+    assert 'size' in launch('first.py', '--siz=3', status=2).stderr
     bug = launch('first.py', '--size=0', status=1)
     assert 'Traceback' in bug.stderr and 'ZeroDivisionError' in bug.stderr
 
 @pytest.mark.parametrize('error, status, says', [
-    (Diverged('the loss is nan'), 3, 'diverged: the loss is nan'),
     (OSError(28, 'No space left on device'), 2, 'make room'),
     (KeyboardInterrupt(), 130, 'stopped'),
 ])
-def test_what_ends_a_script_decides_its_status(error, status, says, capsys):
+def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
     def main():
         raise error
 
@@ -238,16 +218,17 @@ def test_what_ends_a_script_decides_its_status(error, status, says, capsys):
     line, = capsys.readouterr().err.strip().splitlines()
     assert says in line
 
-@pytest.mark.parametrize('name', ['train', 'sample', 'prepare', 'bench'])
-def test_help_prints_every_knob_with_its_comment(name):
+@pytest.mark.parametrize('name, line', [
+    ('train', '--n_kv_head=0 .* heads of keys and values'),
+    ('sample', '--top_k=0 .* only the k likeliest'),
+    ('prepare', '--pattern=.gpt2. .* how bpe cuts'),
+    ('bench', '--learning_rate=0.006 .* the highest'),
+])
+def test_help_prints_every_knob_with_its_comment(name, line):
     out = launch(HERE / f'{name}.py', '--help').stdout
-    sources = [(HERE / f'{file}.py').read_text(encoding='utf-8') for file in (name, 'train', 'model')]
-    lines = re.findall(r'^ *([a-z]\w*)(?:: \w+)? = .*  # (.*)$', ''.join(sources), re.M)
-    comments = dict(reversed(lines))        # the first counts
+    assert re.search(line, out)
     for knob in sys.modules[name].config:
-        line = re.search(rf'^ *--{knob}=.*', out, re.M)
-        assert line, knob
-        assert comments.get(knob, '') in line[0]
+        assert f'\n  --{knob}=' in out
 
 def test_no_file_runs_text_or_unpickles_but_config_files():
     import ast
@@ -293,7 +274,7 @@ def test_training_equals_the_plain_form_on_texts_full_of_ties():
     rng = random.Random(0)
     for _ in range(250):
         text = tied_text(rng)
-        room = rng.choice([1, 5, 20, 1000])
+        room = rng.choice([0, 1, 5, 20, 1000])
         vocab, merges = train_on(text, 256 + room)
         assert merges == plain_train(text, room)
         tokens = [bytes([i]) for i in range(256)]
@@ -301,7 +282,8 @@ def test_training_equals_the_plain_form_on_texts_full_of_ties():
         assert vocab == dict(enumerate(tokens))
 
 @pytest.mark.parametrize('pattern', PATTERNS)
-def test_training_equals_the_plain_form_on_hard_text(pattern):
+def test_training_equals_the_plain_form_on_hard_text_in_small_blocks(pattern, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, 'BLOCK', 50)
     text = random_text(random.Random(1), 2000) + CODE[:2000]
     _, merges = train_on(text, 256 + 100, pattern=pattern)
     assert merges == plain_train(text, 100, pattern)
@@ -312,50 +294,26 @@ def code_lines():
     return [line + '\n' for line in lines if line]
 
 @pytest.mark.parametrize('workers', [1, 2, 5])
-def test_training_gives_the_same_merges_for_any_number_of_workers(workers, monkeypatch):
+def test_training_gives_the_same_merges_for_any_number_of_workers_and_order_of_files(workers, monkeypatch):
     monkeypatch.setattr(tokenizer_module, 'BLOCK', 2000)
-    text = END_OF_TEXT.join(code_lines())
-    vocab, merges = train_on(text, 357, [END_OF_TEXT], workers=workers)
-    assert merges == plain_train(''.join(code_lines()), 100)
+    lines = code_lines()
+    for i, name in enumerate('abc'):
+        text = END_OF_TEXT.join(lines[i::3])
+        Path(name).write_text(text, encoding='utf-8')
+    vocab, merges = train_bpe(['c', 'a', 'b'], 357, [END_OF_TEXT], workers=workers)
+    assert merges == plain_train(''.join(lines), 100)
     assert vocab[356] == END_OF_TEXT.encode()
     assert len(vocab) == 357
 
-def test_training_does_not_depend_on_the_order_of_files():
-    lines = code_lines()
-    for i, name in enumerate('abc'):
-        text = ''.join(lines[i::3])
-        Path(name).write_text(text, encoding='utf-8')
-    want = train_on(''.join(lines), 400)
-    for order in itertools.permutations('abc'):
-        assert train_bpe([*order], 400) == want
-
 def test_counts_go_beyond_32_bits_and_one_more_decides():
-    merge_words = tokenizer_module.merge_words
-    counts = {b'xy': 2 ** 40, b'zw': 2 ** 40 + 1, b'xyq': 2 ** 33}
-    _, merges = merge_words(counts, 259)
-    assert merges == [(b'x', b'y'), (b'z', b'w'), (b'xy', b'q')]
-    counts = {b'ab': 2 ** 53, b'cd': 2 ** 53 + 1}
-    _, merges = merge_words(counts, 257)
-    assert merges == [(b'c', b'd')]
-
-def test_training_reports_every_merge_as_progress():
-    seen = []
-    counts = {b'some': 5, b'words': 4, b'here': 3}
-    _, merges = tokenizer_module.merge_words(counts, 300, progress=seen.append)
-    assert sum(seen) == len(merges) == 10
+    counts = {b'ab': 2 ** 53 + 1, b'cd': 2 ** 53, b'ef': 5}
+    _, merges = tokenizer_module.merge_words(counts, 257)
+    assert merges == [(b'a', b'b')]
 
 def test_no_merge_crosses_a_special_token():
     vocab, merges = train_on('ab<|x|>ab<|x|>ab' * 50, 300, ['<|x|>'])
     assert merges == [(b'a', b'b'), (b'ab', b'ab')]     # the last of one and the first of the next stand together
     assert len(vocab) == 259
-
-@pytest.mark.parametrize('text', ['', 'a', '\n', 'é', '\xff'])
-def test_a_text_with_next_to_nothing_in_it_is_trained_on(text):
-    vocab, merges = train_on(text, 300)
-    assert merges == plain_train(text, 44)
-    tok = Tokenizer(vocab, merges)
-    assert tok.decode(tok.encode(text)) == text
-    assert tok.decode(tok.encode_to_numpy(text)) == text
 
 # -----------------------------------------------------------------------------
 
@@ -387,21 +345,13 @@ def test_a_text_has_the_ids_of_tiktoken_and_of_the_plain_form(trained, reference
     trained.forget()
     for i in range(400):
         text = random_text(rng, rng.randrange(60))
-        ids = trained.encode_ordinary(text)
+        ids = trained.encode(text)
         assert ids == reference.encode_ordinary(text), repr(text)
         assert ids == trained.encode_ordinary(text)         # now that its words are known
         assert trained.decode(ids) == text
         if i < 50:
             tokens = [trained.vocab[i] for i in ids]
             assert tokens == plain_encode(text, trained.merges, trained.pattern_name)
-
-@pytest.mark.parametrize('size', [20, 2900, 3100, 60_000])
-def test_short_and_long_texts_have_the_ids_of_tiktoken(trained, reference, size):
-    text = CODE[:size]
-    ids = reference.encode_ordinary(text)
-    assert trained.encode(text) == ids
-    assert trained.encode_ordinary(text) == ids
-    assert trained.encode_to_numpy(text).tolist() == ids
 
 def same_together(tok, reference, texts):
     """Are the ids of many texts those of tiktoken, when they are encoded at once with a token between them?"""
@@ -415,8 +365,6 @@ def same_together(tok, reference, texts):
 def test_many_texts_at_once_have_the_ids_of_tiktoken(trained, reference):
     rng = random.Random(12)
     trained.forget()
-    texts = [random_text(rng, rng.randrange(40)) for _ in range(500)]
-    assert same_together(trained, reference, texts)
     texts = [random_text(rng, rng.randrange(12)) for _ in range(10_000)]
     assert same_together(trained, reference, texts)
     assert same_together(trained, reference, ['', '', 'a', ''])
@@ -427,16 +375,6 @@ def test_every_character_has_the_ids_of_tiktoken(trained, reference):
     between = [f'a{c} b' for c in CHARS[:8000]]
     assert same_together(trained, reference, between)
 
-def test_every_two_bytes_that_are_text_have_the_ids_of_tiktoken(trained, reference):
-    texts = []
-    for a in range(256):
-        for b in range(256):
-            text = bytes([a, b]).decode(errors='ignore')
-            if len(text.encode()) == 2:
-                texts.append(text)
-    assert len(texts) == 128 * 128 + 30 * 64        # two ASCII characters, or one of two bytes
-    assert same_together(trained, reference, texts)
-
 def test_a_long_text_has_the_ids_of_tiktoken_wherever_it_begins(trained, reference):
     """It is worked on in parts, which must not show: so the parts fall on other places every time."""
     text = random_text(random.Random(3), 50_000)
@@ -444,71 +382,50 @@ def test_a_long_text_has_the_ids_of_tiktoken_wherever_it_begins(trained, referen
         ids = trained.encode_to_numpy(text[i:])
         assert ids.tolist() == reference.encode_ordinary(text[i:])
 
-def test_long_words_have_the_ids_of_tiktoken(trained, reference):
+def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
     rng = random.Random(3)
-    words = [c * n for c in ('a', 'ab', ' ', '🙂') for n in (99, 333, 9000)]
-    words.append('a' * 140_000)
-    words.append(' ' * 140_000 + 'a')
-    for size in 14, 15, 16, 17, 400:
-        word = rng.choices('etaoin', k=size)
-        words.append(''.join(word))
-    for word in words:
-        ids = reference.encode_ordinary(word)
-        assert trained.encode_ordinary(word) == ids
-        assert trained.encode_to_numpy(word).tolist() == ids
+    texts = [c * n for c in ('a', 'ab', ' ', '🙂') for n in (99, 333, 9000)]
+    texts += [''.join(rng.choices('etaoin', k=n)) for n in (14, 15, 16, 17, 400)]
+    texts += ['a' * 140_000, ' ' * 140_000 + 'a', CODE]
+    for text in texts:
+        ids = reference.encode_ordinary(text)
+        assert trained.encode(text) == ids
+        assert trained.encode_ordinary(text) == ids
+        assert trained.encode_to_numpy(text).tolist() == ids
 
 def products(letters, n):
     return [''.join(t) for t in itertools.product(letters, repeat=n)]
 
-def counted_words(text, pattern):
-    """How often each word occurs, as training counts them."""
-    counted = tokenizer_module.count_words(pattern)(text.encode())
-    return tokenizer_module.add_counts([counted], pattern)
-
 @pytest.mark.parametrize('pattern', PATTERNS)
 def test_text_is_cut_into_the_words_of_the_pattern(pattern):
-    findall = regex.compile(PATTERNS[pattern]).findall
     hard = "as7!' \t\n\u3000é"
-    texts = products(hard, 1) + products(hard, 2) + products(hard, 3)
-    texts.append('Q'.join(products(hard, 4)))
-    for text in texts:
-        words = [word.encode() for word in findall(text)]
-        assert counted_words(text, pattern) == Counter(words), repr(text)
+    for text in (*products(hard, 3), 'Q'.join(products(hard, 4))):
+        words = regex.findall(PATTERNS[pattern], text)
+        counted = tokenizer_module.count_words(pattern)(text.encode())
+        found = tokenizer_module.add_counts([counted], pattern)
+        assert found == Counter(word.encode() for word in words), repr(text)
 
-@hypothesis.given(st.text())
-@hypothesis.settings(max_examples=100, deadline=None)
-def test_any_text_comes_back(trained, text):
-    ids = trained.encode_ordinary(text)
-    assert trained.decode(ids) == text
-    assert trained.encode_to_numpy(text).tolist() == trained.encode(text)
-
-FILES = [b'', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n', 'é\u2028\x85'.encode()]
+FILES = [b'', b'a', b'\n', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n', 'é\u2028\x85'.encode()]
 
 @pytest.mark.parametrize('raw', FILES)
-def test_any_file_that_is_utf8_comes_back_byte_by_byte(raw):
+def test_any_file_that_is_utf8_is_trained_on_and_comes_back_byte_by_byte(raw):
     Path('file.txt').write_bytes(raw)
-    tok = Tokenizer(*train_bpe('file.txt', 260))
-    assert tok.decode_bytes(tok.encode(raw.decode())) == raw
+    text = raw.decode()
+    vocab, merges = train_bpe('file.txt', 300)
+    assert merges == plain_train(text, 44)
+    tok = Tokenizer(vocab, merges)
+    assert tok.decode_bytes(tok.encode(text)) == raw
     assert tok.decode_bytes(tok.encode_bytes(raw)) == raw
-    assert ByteTokenizer().encode(raw.decode()) == [*raw]
-
-def test_bytes_are_decoded_together_since_half_a_character_is_none():
-    tok = ByteTokenizer()
-    ids = tok.encode('é')
-    assert tok.decode(ids) == 'é'
-    assert [tok.decode([i]) for i in ids] == ['\ufffd', '\ufffd']
 
 def test_ids_are_decoded_from_lists_arrays_and_tensors():
     tok = ByteTokenizer()
-    assert tok.decode([72, 105]) == 'Hi'
-    assert tok.decode(np.array([72, 105], np.uint8)) == 'Hi'
-    assert tok.decode(torch.tensor([72, 105])) == 'Hi'
+    for ids in ([72, 105], np.array([72, 105]), torch.tensor([72, 105])):
+        assert tok.decode(ids) == 'Hi'
     assert tok.decode([]) == ''
-
-@pytest.mark.parametrize('bad', [257, -1, 10 ** 12])
-def test_what_is_no_id_is_not_decoded(bad):
-    with pytest.raises(ValueError, match='ids of the vocabulary of 257'):
-        ByteTokenizer().decode([5, bad])
+    assert tok.decode([0xc3]) == '\ufffd'       # half a character
+    for bad in (257, -1):
+        with pytest.raises(ValueError, match='ids of the vocabulary of 257'):
+            tok.decode([5, bad])
 
 # -----------------------------------------------------------------------------
 
@@ -520,51 +437,26 @@ def cut_at_random(rng, text):
         text = text[size:]
     return chunks
 
-def test_blocks_are_cut_where_no_token_can_cross(trained):
+def test_blocks_are_about_as_large_as_asked():
+    for text in (CODE, END_OF_TEXT.join(parts_of(CODE, 700)), 'short' + END_OF_TEXT + CODE):
+        chunks = parts_of(text.encode(), 100)
+        found = tokenizer_module.blocks(chunks, 5000, [END_OF_TEXT])
+        sizes = [len(block) for block in found]
+        assert max(sizes) <= 5100
+        assert min(sizes[:-1]) >= 2500
+
+def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained, monkeypatch):
     rng = random.Random(4)
     specials = [END_OF_TEXT, '<|pad|>', '<|a b|>', 'x<|pad|>yz']
     tok = Tokenizer(trained.vocab, trained.merges, specials, trained.pattern_name)
     others = ['x', 'yz', END_OF_TEXT[:5], '  \n ', " it's ", ' plain words\nand lines ']
     for _ in range(700):
+        monkeypatch.setattr(tokenizer_module, 'STREAM', rng.choice([1, 7, 40, 300]))
         bits = [random_text(rng, 6), *specials, *others]
         text = ''.join(rng.choices(bits, k=10))
-        chunks = cut_at_random(rng, text.encode())
-        size = rng.choice([1, 7, 40, 300])
-        found = [*tokenizer_module.blocks(chunks, size, specials)]
-        assert b''.join(found) == text.encode()
-        ids = [tok.encode(block.decode()) for block in found]
-        assert [*itertools.chain(*ids)] == tok.encode(text)
-
-SOME_TEXTS = {
-    'one document': CODE,
-    'many documents': END_OF_TEXT.join(parts_of(CODE, 700)),
-    'a short one and a long one': 'short' + END_OF_TEXT + CODE,
-}
-
-@pytest.mark.parametrize('name', SOME_TEXTS)
-def test_blocks_are_about_as_large_as_asked(name):
-    chunks = parts_of(SOME_TEXTS[name].encode(), 100)
-    found = tokenizer_module.blocks(chunks, 5000, [END_OF_TEXT])
-    sizes = [len(block) for block in found]
-    assert max(sizes) <= 5100
-    assert min(sizes[:-1]) >= 2500
-
-def test_blocks_begin_with_a_special_token_where_one_is_near():
-    text = b'some words and more<|x|>' * 100
-    found = [*tokenizer_module.blocks([text], 100, ['<|x|>'])]
-    assert found[-1].startswith(b'<|x|>')
-    assert b''.join(found) == text
-
-def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained):
-    rng = random.Random(4)
-    for _ in range(8):
-        bits = [random_text(rng, 300), *SPECIALS, END_OF_TEXT[:5], CODE[:9000]]
-        text = ''.join(rng.choices(bits, k=60))
         chunks = cut_at_random(rng, text)
-        assert [*trained.encode_iterable(chunks)] == trained.encode(text)
-    by_character = trained.encode_iterable(text[:5000])
-    assert [*by_character] == trained.encode(text[:5000])
-    assert [*trained.encode_iterable([])] == []
+        assert [*tok.encode_iterable(chunks)] == tok.encode(text)
+    assert [*tok.encode_iterable([])] == []
 
 def test_a_stream_does_not_wait_for_its_end(trained):
     endless = itertools.cycle(['these words ', 'come again\n'])
@@ -574,30 +466,15 @@ def test_a_stream_does_not_wait_for_its_end(trained):
 def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
     specials = ['<|a|>', '<|a|><|a|>', '<|a|>b', 'b<|']
     tok = ByteTokenizer(specials)
-    names = {i: token for token, i in tok.special_ids.items()}
-    longest_first = sorted(specials, key=len, reverse=True)
-    longest_first = re.compile('|'.join(map(re.escape, longest_first)))
+    longest_first = sorted(map(re.escape, specials), key=len, reverse=True)
     rng = random.Random(7)
-    bits = ['<|', 'a', '|>', 'b', '<|a|>', '|']
     for _ in range(3000):
-        text = ''.join(rng.choices(bits, k=12))
+        text = ''.join(rng.choices(['<|', 'a', '|>', 'b', '<|a|>', '|'], k=12))
         ids = tok.encode(text)
-        found = [names[i] for i in ids if i in names]
-        assert found == longest_first.findall(text)
+        found = [tok.vocab[i].decode() for i in ids if i > 255]
+        assert found == re.findall('|'.join(longest_first), text)
         assert tok.decode(ids) == text
         assert tok.encode_ordinary(text) == list(text.encode())
-
-@pytest.mark.parametrize('kind', ['byte', 'char'])
-def test_a_byte_that_no_text_has_stands_for_special_tokens(kind):
-    tok = ByteTokenizer(SPECIALS) if kind == 'byte' else CharTokenizer('ab', SPECIALS)
-    a, b = tok.encode('ab')
-    end, pad = tok.special_ids.values()
-    ids = tok.encode_bytes(b'a\xffb\xff', end)
-    assert ids.tolist() == [a, end, b, end]
-    ids = tok.encode_bytes(b'\xffa\xff', [pad, end])
-    assert ids.tolist() == [pad, a, end]
-    assert tok.encode('a<|pad|>b') == [a, pad, b]
-    assert len(tok.encode_bytes(b'')) == 0
 
 # -----------------------------------------------------------------------------
 
@@ -612,36 +489,25 @@ def some_tokenizer(kind, text=CODE[:20_000]):
     return ByteTokenizer()
 
 @pytest.mark.parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
-def test_a_saved_tokenizer_opens_here_as_it_was(kind):
+def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind):
+    import tokenizers
     tok = some_tokenizer(kind)
     tok.save('tokenizer.json')
     again = load_tokenizer('tokenizer.json')
     again.save('again.json')
     assert Path('again.json').read_bytes() == Path('tokenizer.json').read_bytes()
-    assert type(again) is type(tok)
-    assert again.vocab == tok.vocab
-    assert again.eot == tok.eot
-    assert again.encode(CODE + END_OF_TEXT) == tok.encode(CODE + END_OF_TEXT)
-
-@pytest.mark.parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
-def test_a_saved_tokenizer_opens_in_hugging_face_with_the_same_ids(kind):
-    import tokenizers
-    import transformers
-    tok = some_tokenizer(kind)
-    tok.save('tokenizer.json')
+    assert (type(again), again.eot) == (type(tok), tok.eot)
     theirs = tokenizers.Tokenizer.from_file('tokenizer.json')
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_file='tokenizer.json')
     rng = random.Random(8)
-    texts = [CODE[:3000], 'x' + END_OF_TEXT + '\n\ny', 'one two', ' a\n\n b']
+    texts = [CODE[:3100] + END_OF_TEXT + 'x', 'x' + END_OF_TEXT + '\n\ny', '<unk> one two', ' a\n\n b']
     texts += [random_text(rng, 20) for _ in range(40)]
     for text in texts:
         ids = tok.encode(text)
-        assert theirs.encode(text).ids == ids
-        assert fast(text)['input_ids'] == ids
+        assert again.encode(text) == theirs.encode(text).ids == ids
         assert theirs.decode(ids, skip_special_tokens=False) == tok.decode(ids)
 
 @pytest.mark.parametrize('pattern', PATTERNS)
-def test_a_tokenizer_that_hugging_face_made_keeps_its_ids(pattern):
+def test_the_files_of_a_tokenizer_that_hugging_face_made_keep_its_ids(pattern):
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Theirs
     theirs = Theirs(models.BPE())
@@ -656,47 +522,19 @@ def test_a_tokenizer_that_hugging_face_made_keeps_its_ids(pattern):
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=[END_OF_TEXT], show_progress=False,
                                   initial_alphabet=ByteLevel.alphabet())
     theirs.train_from_iterator([CODE], trainer)
+    theirs.model.save('.')          # as GPT-2 came: vocab.json and merges.txt
     theirs.add_special_tokens(['<|pad|>'])
     theirs.save('theirs.json')
 
-    tok = Tokenizer.load('theirs.json')
-    assert tok.special_ids == {END_OF_TEXT: 0, '<|pad|>': 500}
-    text = CODE[:5000] + END_OF_TEXT + "déjà 你好  <|pad|> 12345\t\r\n\n it's"
-    ids = tok.encode(text)
-    assert ids == theirs.encode(text).ids
-    assert tok.decode(ids) == text
-
-def test_gpt2s_pair_of_files_opens_with_its_own_ids(trained):
-    printable = tokenizer_module.printable
-    n = len(trained.vocab) - len(SPECIALS)
-    shuffled = [i * 7 % n for i in range(n)]        # GPT-2 numbers bytes in an order of its own
-    vocab = {END_OF_TEXT: n}
-    for i in range(n):
-        token = printable(trained.vocab[i])
-        vocab[token] = shuffled[i]
-    Path('vocab.json').write_text(json.dumps(vocab))
-    merges = [' '.join(map(printable, pair)) for pair in trained.merges]
-    lines = ['#version: 0.2', *merges, '']
-    Path('merges.txt').write_text('\n'.join(lines), encoding='utf-8')
-    tok = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=trained.pattern_name)
-    assert tok.eot == n
-    for text in CODE, 'as short as this':
-        ids = trained.encode(text)
-        assert tok.encode(text) == [shuffled[i] for i in ids]
-
-def test_an_unknown_character_is_unk():
-    tok = CharTokenizer('abc')
-    ids = tok.encode('abz')
-    assert ids == [0, 1, tok.unknown]
-    assert tok.decode(ids) == 'ab<unk>'
-    assert tok.encode('<unk>').count(tok.unknown) == 5      # text does not name it: five characters it never saw
-
-def test_an_unknown_word_is_unk():
-    tok = WordTokenizer([' ', 'the', 'cat'])
-    ids = tok.encode('the dog' + END_OF_TEXT)
-    assert ids == [1, 0, tok.unknown, tok.eot]
-    assert tok.encode_to_numpy('the dog').tolist() == ids[:3]
-    assert tok.vocab_size == 5
+    one = Tokenizer.load('theirs.json')
+    pair = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=pattern)
+    assert one.special_ids == pair.special_ids | {'<|pad|>': 500} == {END_OF_TEXT: 0, '<|pad|>': 500}
+    text = CODE[:5000] + END_OF_TEXT + "déjà 你好  12345\t\r\n\n it's"
+    for tok in one, pair:
+        ids = tok.encode(text)
+        assert ids == theirs.encode(text).ids
+        assert tok.decode(ids) == text
+    assert one.encode('a <|pad|> b') == theirs.encode('a <|pad|> b').ids
 
 # -----------------------------------------------------------------------------
 
@@ -750,68 +588,51 @@ def test_a_file_that_would_give_others_other_ids_is_refused(case):
     with pytest.raises(UserError, match='t.json is no tokenizer this project can use'):
         load_tokenizer('t.json')
 
-@pytest.mark.parametrize('text', ['', '{', '[]', '{}', '{"version": "1.0"}'])
+@pytest.mark.parametrize('text', ['{', '[]', '{}'])
 def test_what_is_no_tokenizer_at_all_is_refused(text):
     Path('t.json').write_text(text)
-    with pytest.raises(UserError, match='t.json'):
+    with user_error('t.json'):
         load_tokenizer('t.json')
-
-BYTES = {i: bytes([i]) for i in range(256)}
-WITH_AB = {**BYTES, 256: b'ab'}
 MERGE = b'a', b'b'
 
-def test_a_special_token_that_is_an_ordinary_one_is_refused():
-    with pytest.raises(UserError, match="'a' is an ordinary one"):
-        Tokenizer(BYTES, [], ['a'])
-    with pytest.raises(UserError, match="'ab' is an ordinary one"):
-        Tokenizer(WITH_AB, [MERGE], ['ab'])
-    with pytest.raises(UserError, match='can not be empty'):
-        Tokenizer(BYTES, [], [''])
+@pytest.mark.parametrize('merges, special, says', [
+    ([], 'a', "'a' is an ordinary one"),
+    ([MERGE], 'ab', "'ab' is an ordinary one"),
+    ([], '', 'can not be empty'),
+    ([(b'a', b'c')], 'xx', "lacks b'ac'"),
+    ([MERGE, MERGE], 'xx', 'twice'),
+])
+def test_a_vocabulary_that_does_not_fit_together_is_refused(merges, special, says):
+    vocab = {i: bytes([i]) for i in range(256)} | {256: b'ab'}
+    with user_error(says):
+        Tokenizer(vocab, merges, [special])
 
-def test_merges_that_do_not_fit_the_vocabulary_are_refused():
-    with pytest.raises(UserError, match="lacks b'ab'"):
-        Tokenizer(BYTES, [MERGE])
-    with pytest.raises(UserError, match='twice'):
-        Tokenizer(WITH_AB, [MERGE, MERGE])
-
-def test_a_vocabulary_needs_room_for_bytes_and_special_tokens():
-    with pytest.raises(UserError, match='give 257 or more'):
-        train_on('text', 256, [END_OF_TEXT])
-    vocab, merges = train_on('text', 257, [END_OF_TEXT])
-    assert len(vocab) == 257 and merges == []
-
-@pytest.mark.parametrize('at', [0, 5, 2999])
-@pytest.mark.parametrize('size', [1 << 20, 7])
-def test_text_that_is_not_utf8_is_named_with_its_place(at, size, monkeypatch):
-    monkeypatch.setattr(tokenizer_module, 'BLOCK', size)
-    good = 'words é '.encode() * 400
-    Path('bad.txt').write_bytes(good[:at] + b'\xff' + good)
-    with pytest.raises(UserError, match=f'bad.txt is not UTF-8: byte {at} is 0xff'):
+@pytest.mark.parametrize('raw, says', [
+    (b'\xff', 'byte 0 is 0xff'),
+    (b'a word, ' * 400 + 'é'.encode() + b'\xff words', 'byte 3202 is 0xff'),
+    ('abcdé'.encode()[:-1], 'byte 4 is 0xc3'),
+])
+def test_text_that_is_not_utf8_is_named_with_its_place(raw, says, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, 'BLOCK', 7)
+    Path('bad.txt').write_bytes(raw)
+    with user_error(f'bad.txt is not UTF-8: {says}'):
         train_bpe('bad.txt', 300, workers=1)
 
-def test_half_a_character_at_the_end_is_named_with_its_place():
-    Path('bad.txt').write_bytes('abcdé'.encode()[:-1])
-    with pytest.raises(UserError, match='byte 4 is 0xc3'):
-        train_bpe('bad.txt', 300)
-
-@pytest.mark.parametrize('bad', [b"new'\xc3a\xa9", b'\xff\xe9'])
-def test_bytes_that_are_no_text_leave_the_tokenizer_as_it_was(trained, reference, bad):
+def test_bytes_that_are_no_text_leave_the_tokenizer_as_it_was(trained, reference):
     with pytest.raises(ValueError):
-        trained.encode_bytes(bad)
+        trained.encode_bytes(b"new'\xc3a\xa9")
     text = random_text(random.Random(1), 300)
     assert same_together(trained, reference, [text])
 
 def test_threads_share_a_tokenizer(trained):
     from concurrent.futures import ThreadPoolExecutor
     texts = parts_of(random_text(random.Random(1), 2000), 30)
-    want = [trained.encode(text) for text in texts]
+    want = {text: trained.encode(text) for text in texts}
 
     def encode_all(seed):
-        order = list(range(len(texts)))
-        random.Random(seed).shuffle(order)
-        for i in order:
-            assert trained.encode(texts[i]) == want[i]
-            assert trained.encode_to_numpy(texts[i]).tolist() == want[i]
+        for text in random.Random(seed).sample(texts, len(texts)):
+            assert trained.encode(text) == want[text]
+            assert trained.encode_to_numpy(text).tolist() == want[text]
 
     trained.forget()
     before = sys.getswitchinterval()
@@ -1454,9 +1275,6 @@ def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
 
 def write(path, texts):
     Path(path).write_text(END_OF_TEXT.join(texts), encoding='utf-8', newline='')
-
-def user_error(says):
-    return pytest.raises(UserError, match=says)
 
 def checked(folder):
     return prepare.check_data(folder, prepare.read_meta(folder))
