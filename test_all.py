@@ -11,7 +11,6 @@ import http.server
 import importlib
 import itertools
 import json
-import lzma
 import math
 import os
 import random
@@ -45,7 +44,7 @@ import prepare
 import sample
 import tokenizer as tokenizer_module
 import train
-from configurator import Diverged, UserError
+from configurator import UserError
 from model import GPT, GPT2, GPTConfig
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, load_tokenizer,
                        plain_encode, plain_train, train_bpe)
@@ -739,14 +738,6 @@ def test_a_linear_layer_is_that_of_torch_for_few_rows_and_many(rows, dtype, tol)
     want = F.linear(x.float(), layer.weight, layer.bias)
     close(layer(x), want.to(dtype), rtol=tol, atol=tol)
 
-def test_rope_turns_by_relative_position():
-    q, k = torch.randn(2, 16)
-    cos, sin = model_module.rope_angles(torch.arange(20), 16, theta=100.0)
-    q = model_module.apply_rope(q, cos, sin)        # the same at all positions from 0 to 19
-    k = model_module.apply_rope(k, cos, sin)
-    scores = q @ k.T
-    close(scores[1:, 1:], scores[:-1, :-1])
-
 # -----------------------------------------------------------------------------
 # the whole model once more, number by number. numpy is only the box: it adds and multiplies by the methods of Value
 
@@ -920,47 +911,27 @@ def test_post_norm_is_a_norm_of_each_sum_and_the_plain_mlp_has_no_gate():
     mlp = block.mlp.down_proj(F.silu(block.mlp.up_proj(y)))
     close(block(x, None), block.post_attention_layernorm(y + mlp))
 
-def check_same_gradients(a, b):
-    """Two models with the same weights have the same loss, and gradients."""
+@pytest.mark.skipif(not shutil.which('g++'), reason='no C++ compiler')
+def test_compiled_training_has_the_loss_and_the_gradients_of_the_naive_form():
+    flash = small_gpt(n_layer=1, norm='none', qk_norm=False, n_kv_head=2)       # little to compile: it takes long
+    naive = twin(flash, attention='naive')
     idx, targets = random_ids(2, 3, 16)
-    losses = a(idx, targets), b(idx, targets)
+    losses = torch.compile(flash, dynamic=False)(idx, targets), naive(idx, targets)
     sum(losses).backward()
     close(*losses)
-    for p, q in zip(a.parameters(), b.parameters()):
+    for p, q in zip(flash.parameters(), naive.parameters()):
         close(p.grad, q.grad)
-
-def test_flash_attention_is_the_naive_form_forward_and_backward():
-    flash = small_gpt(n_kv_head=2)
-    naive = twin(flash, attention='naive')
-    check_same_gradients(flash, naive)
-
-@pytest.mark.skipif(not shutil.which('g++'), reason='no C++ compiler')
-def test_compiled_training_has_the_loss_and_the_gradients_of_the_plain_one():
-    plain = small_gpt(n_layer=1, norm='none', qk_norm=False)       # little to compile: it takes long
-    compiled = torch.compile(twin(plain), dynamic=False)
-    check_same_gradients(compiled, plain)
 
 def test_blocks_begin_as_the_identity():
     model, idx = GPT(small_config()), random_ids(1, 16)
     logits = [model(token) for token in idx.split(1, 1)]
     close(model(idx), torch.cat(logits, 1))
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize('name', ['qwen3', 'qwen3 gqa', 'gpt2', 'post-norm'])
-def test_a_batch_is_learned_by_heart_from_the_log_of_the_vocabulary_on(name, dtype):
+@every_setting
+def test_the_loss_begins_at_the_log_of_the_vocabulary(name):
     model = GPT(small_config(name, vocab_size=1100))
-    model.compute_dtype = dtype
-    idx, targets = torch.randint(1100, (2, 4, 16))
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-    losses = []
-    for _ in range(40):
-        loss = model(idx, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(1100), rel=0.02)
-    assert losses[-1] < 0.5
+    loss = model(*torch.randint(1100, (2, 4, 16)))
+    assert loss.item() == pytest.approx(math.log(1100), rel=0.02)
 
 @pytest.mark.parametrize('name', ['llama padded', 'qwen3 padded'])
 def test_the_padding_of_the_vocabulary_never_matters(name):
@@ -1065,7 +1036,6 @@ def test_gpt2_loads_as_the_hub_has_it():
     ('config.json', '"default"', '"yarn"'),
     ('config.json', 'layers": 2', 'layers": 3'),
     ('config.json', '"vocab_size": 50', '"vocab_size": 60'),
-    ('config.json', '{', ''),
     ('model.safetensors', 'embed_tokens', 'my_embedding'),
     ('model.safetensors', '{', ''),
 ])
@@ -1402,8 +1372,6 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     assert prepare.prepare('./corpus.txt', 'bpe', 300) == folder
     assert (folder / 'meta.json').stat().st_mtime_ns == before
 
-    with user_error('was made with val_fraction'):
-        run_main(prepare, dataset='corpus.txt', vocab_size=300, val_fraction=0.2)
     write_corpus('corpus.txt', 25)
     with user_error('was made with source_bytes'):
         prepare.prepare('corpus.txt', 'bpe', 300)
@@ -1417,13 +1385,10 @@ BAD_FILES = {
     'one_letter.txt': b'a',
     'latin.txt': b'd\xe9j\xe0 vu',
     'no_field.jsonl': b'{"a": 1}\n',
-    'number.jsonl': b'{"text": 5}\n',
     'nonsense.jsonl': b'nonsense\n',
-    'nonsense.gz': b'nonsense',
     'nonsense.zst': b'nonsense',
     'nonsense.parquet': b'nonsense',
     'cut.gz': gzip.compress(b'a' * 999)[:-9],
-    'cut.xz': lzma.compress(b'a' * 999)[:-20],
 }
 
 @pytest.mark.parametrize('name', BAD_FILES)
@@ -1434,65 +1399,30 @@ def test_a_file_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name):
             prepare.prepare(name, kind, 300)
     assert left() == []
 
-BAD_KNOBS = [
-    dict(dataset='nowhere'),
-    dict(vocab_size=256),
-    dict(vocab_size=2, tokenizer='word'),
-    dict(tokenizer='bpee'),
-    dict(tokenizer='corpus.txt'),
-    dict(pattern='gpt3'),
-    dict(val_fraction=1.0),
-    dict(shard_tokens=0),
-    dict(compare='nowhere.json'),
-]
-
-@pytest.mark.parametrize('knobs', BAD_KNOBS, ids=str)
-def test_a_knob_without_a_valid_value_is_refused_before_any_work(knobs):
-    write_corpus()
-    name, *_ = knobs
-    with user_error(f'{knobs[name]}|{name}'):
-        run_main(prepare, **{'dataset': 'corpus.txt', **knobs})
-    assert left() == []
-
 # the summary
 
-def rows(text):
-    """The printed lines `name | value | value` as {name: [values]}."""
-    found = {}
-    for line in text.splitlines():
-        name, *values = [part.strip() for part in line.split(' | ')]
-        found[name] = values
-    return found
-
 def test_the_summary_says_what_can_be_counted_by_hand(capsys):
+    write('german.txt', [f'Straße {i} führt über den Fluß' for i in range(400)])
+    other = Prepared(dataset='german.txt', vocab_size=320)
+    path = str(other.folder / 'tokenizer.json')
     write('c.txt', [f'le café {i} ' + 'déjà vu ' * (i % 7 + 1) for i in range(200)])
-    data = Prepared(dataset='c.txt', vocab_size=300)
-    out = rows(capsys.readouterr().out)
+    capsys.readouterr()
+    data = Prepared(dataset='c.txt', vocab_size=300, compare=path)
+    out = {}
+    for line in capsys.readouterr().out.splitlines():
+        name, *out[name] = re.split(r' *\| *', line)
     text = ''.join(data.val_texts)
     size = len(text.encode())
     ends = len(data.val_texts)
     n = len(data.val)
     assert out['val'][:3] == [f'{ends} documents', f'{size:,} bytes', f'{n:,} tokens']
     assert out['vocabulary'][1] == f'{len({*data.train}) / 300:.1%} used in train'
-    assert b' + '.join(data.tok.merges[-1]).decode() in out['last merges'][0]
-    assert 'café' in out['longest tokens'][0]
-    assert 'MB/s' in out['encoding'][1]
 
     # this val is smaller than the sample that the table is made of
-    tokens = {'val': n, 'this one': n, 'char': len(text) + ends, 'byte': size + ends}
+    theirs = other.tok.encode(data.tok.decode(data.val))
+    tokens = {'this one': n, path: len(theirs), 'char': len(text) + ends, 'byte': size + ends}
     for name in tokens:
-        assert f'{size / tokens[name]:.2f} bytes per token' in out[name]
-
-def test_another_tokenizer_is_compared_on_our_text(capsys):
-    write('cat.txt', [f'the cat number {i} sat on the mat' for i in range(400)])
-    write('street.txt', [f'Straße {i} führt über den Fluß' for i in range(400)])
-    other = Prepared(dataset='street.txt', vocab_size=320)
-    path = str(other.folder / 'tokenizer.json')
-    ours = Prepared(dataset='cat.txt', vocab_size=300, compare=path)
-    tokens = other.tok.encode(ours.tok.decode(ours.val))
-    rate = ours.meta['val']['bytes'] / len(tokens)
-    out = rows(capsys.readouterr().out)
-    assert out[path][1] == f'{rate:.2f} bytes per token'
+        assert out[name][1] == f'{size / tokens[name]:.2f} bytes per token'
 
 # what train.py is about to read
 
@@ -1545,31 +1475,6 @@ def test_what_was_right_is_read_again_only_when_the_file_has_changed(copied):
     (copied / 'checked.json').write_text('{"not whole')
     refused(copied, file.name)
 
-def pair(train, val):
-    """nanoGPT's pair of files, checked. -> the meta that stands for it"""
-    Path('nano').mkdir(exist_ok=True)
-    for name, ids in dict(train=train, val=val).items():
-        np.array(ids, '<u2').tofile(f'nano/{name}.bin')
-    return checked(prepare.find_or_prepare('nano'))
-
-def test_nanogpts_pair_works_and_is_told_from_another():
-    meta = pair([1, 2, 50256], [3, 4])
-    assert meta['vocab_size'] == 50257
-    val = prepare.Shards(Path('nano'), 'val', meta)
-    assert val.read(0, 2).tolist() == [3, 4]
-    assert prepare.bits_per_byte(1.0, meta) is None
-    other = pair([1, 2, 50256], [3, 5])
-    assert prepare.data_hash(meta) != prepare.data_hash(other)
-    with user_error('val.bin: it has the id 50257'):
-        pair([1, 2, 3], [1, 50257])
-
-def test_training_does_not_begin_on_damaged_data(copied):
-    with open(copied / 'train_002.bin', 'r+b') as file:
-        file.write(b'\xff\xff')
-    says = error_of(HERE / 'train.py', '--dataset=copy', '--max_iters=2', '--out_dir=out', '--device=cpu')
-    assert 'train_002.bin' in says
-    assert not [*Path('.').glob('out/step_*')]
-
 # sequences
 
 def starts_of(first, count, seed=1):
@@ -1589,15 +1494,6 @@ def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
     row = sum(epochs, [])
     assert starts_of(n - 3, 7) == row[n - 3:n + 4]
     assert row[:6] == [47, 79, 383, 863, 431, 959], 'runs of earlier versions can not go on'
-
-def test_targets_are_the_next_tokens(copied):
-    shards = prepare.Shards(copied, 'train', checked(copied))
-    starts = [0, 17, 8995, len(shards) - 9]        # the third goes on in the next shard
-    x, y = shards.batch(starts, 8)
-    assert x.dtype == y.dtype == torch.int64
-    assert torch.equal(x[:, 1:], y[:, :-1])
-    rows = torch.cat([x, y[:, -1:]], dim=1)
-    assert rows.tolist() == [shards.read(start, 9).tolist() for start in starts]
 
 # prepare.py that is killed, or not alone
 
@@ -1662,11 +1558,11 @@ def server():
         yield f'http://127.0.0.1:{httpd.server_port}'
         httpd.shutdown()
 
-STORIES = {f'TinyStoriesV2-GPT4-{split}.txt': f'A {split} story.\n{END_OF_TEXT}\n' * 50 for split in ('train', 'valid')}
-
 def test_data_sets_and_gpt2s_vocabulary_are_downloaded_once(server):
-    for name, text in STORIES.items():
-        Server.files[f'/datasets/roneneldan/TinyStories/resolve/main/{name}'] = text.encode()
+    for split in ('train', 'valid'):
+        story = f'A {split} story.\n{END_OF_TEXT}\n'
+        name = f'TinyStoriesV2-GPT4-{split}.txt'
+        Server.files[f'/datasets/roneneldan/TinyStories/resolve/main/{name}'] = story.encode() * 50
     vocab = {tokenizer_module.printable(bytes([i])): i for i in range(256)}
     vocab[END_OF_TEXT] = 256
     gpt2 = '/openai-community/gpt2/resolve/main'
@@ -1675,16 +1571,13 @@ def test_data_sets_and_gpt2s_vocabulary_are_downloaded_once(server):
 
     args = HERE / 'prepare.py', '--dataset=tinystories', '--tokenizer=gpt2'
     launch(*args, HF_ENDPOINT=server)
-    ids = np.fromfile('data/tinystories-gpt2/val_000.bin', '<u2', 16)
-    assert ids.tolist() == [*b'A valid story.\n', 256]
+    ids = np.fromfile('data/tinystories-gpt2/val_000.bin', '<u2')
+    assert ids[:16].tolist() == [*b'A valid story.\n', 256]
+    assert Counter(ids)[256] == 50
     asked = len(Server.asked)
     shutil.rmtree('data/tinystories-gpt2')
     launch(*args, HF_ENDPOINT=server)
     assert len(Server.asked) == asked
-
-def test_a_failed_download_says_where_to_put_the_file_by_hand(server):
-    says = error_of(HERE / 'prepare.py', '--dataset=openwebtext', HF_ENDPOINT=server)
-    assert re.search('put the file at data.downloads.owt_train.txt.gz by hand.*--dataset=python', says)
 
 def test_a_file_of_the_web_is_taken_only_with_its_sha256(server, monkeypatch):
     text = b'emma\nolivia\n' * 50
@@ -1698,15 +1591,6 @@ def test_a_file_of_the_web_is_taken_only_with_its_sha256(server, monkeypatch):
     known['sha256'] = hashlib.sha256(text).hexdigest()
     data = Prepared(dataset='names', tokenizer='char')
     assert {*data.all_texts} == {'emma', 'olivia'}
-
-def test_files_placed_by_hand_need_no_network():
-    folder = Path('data/downloads')
-    folder.mkdir(parents=True)
-    for name, text in STORIES.items():
-        (folder / name).write_text(text)
-    data = Prepared(dataset='tinystories', vocab_size=280)
-    assert 'valid' not in data.tok.decode(data.train)
-    assert len(data.val_texts) == 50
 # -----------------------------------------------------------------------------
 # train.py: optimizers and the schedule, beside torch's
 
@@ -1715,14 +1599,10 @@ def near(ours, theirs, error):
     ours, theirs = torch.as_tensor(ours), torch.as_tensor(theirs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=error, check_dtype=False)
 
-SMALL_GPT = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
-
 def two_models(**fields):
     """Two small models with the same weights."""
-    config = GPTConfig(**{**fields, **SMALL_GPT})
-    ours, plain = GPT(config), GPT(config)
-    plain.load_state_dict(ours.state_dict())
-    return ours, plain
+    ours = GPT(GPTConfig(**{**fields, **SMALL}))
+    return ours, twin(ours)
 
 def draw_gradients(ours, plain):
     """The same new random gradient for two models."""
@@ -1775,17 +1655,6 @@ def test_every_rule_is_torchs_with_clipping_and_decay_of_matrices_alone(rule, co
     for p, q in zip(ours.parameters(), plain.parameters()):
         near(p, q, 2e-7)
 
-def test_orthogonalize_keeps_singular_vectors_and_brings_values_near_1():
-    for shape in ((3, 40, 24), (3, 24, 40)):
-        x = torch.randn(shape)
-        u, s, vh = torch.linalg.svd(x, full_matrices=False)
-        turned = u.mT @ train.orthogonalize(x) @ vh.mT
-        values = turned.diagonal(dim1=1, dim2=2)
-        near(turned, torch.diag_embed(values), 1e-4)
-        large = values[s > 0.05 * s.max()]
-        assert large.min() > 0.6
-        assert values.max() < 1.25
-
 def plain_muon(p, g, m, lr):
     """A step of Muon for one matrix, in float64."""
     m.mul_(0.95).add_(0.05 * g)
@@ -1818,29 +1687,11 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others():
     for p, q in zip(ours.parameters(), plain.parameters()):
         near(p, q, 1e-5)
 
-def test_a_gradient_that_overflows_in_float16_changes_nothing():
-    model, _ = two_models()
-    optimizer = train.Optimizer(model, 'muon')
-    scaler = torch.amp.GradScaler('cpu')
-    idx = torch.randint(50, (2, 16))
-    moved = []
-    for factor in (1.0, math.inf, math.nan, 1.0):
-        before = optimizer.p.clone()
-        optimizer.zero_grad(set_to_none=False)
-        scaler.scale(model(idx, idx)).backward()
-        model.lm_head.weight.grad[3, 4] *= factor
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer, 0.1)
-        scaler.update()
-        moved.append(not torch.equal(before, optimizer.p))
-    assert moved == [True, False, False, True]
-    assert scaler.get_scale() == 65536 / 4
-
 def test_the_schedule_warms_up_decays_as_a_cosine_and_stays():
     rates = [train.get_lr(step, 1.0, 0.1, 10, 110) for step in range(200)]
     near(rates[:11:5], [0.0, 0.5, 1.0], 0)
     near(rates[10:120:25], [1.0, 0.868, 0.55, 0.232, 0.1], 1e-3)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert {*rates[110:]} == {0.1}
 
 # -----------------------------------------------------------------------------
 # train.py: runs, by its command
@@ -1989,8 +1840,9 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(knobs, monkeypatch):
     assert resumed.losses == straight.losses
     assert resumed.full_loss == straight.full_loss
 
-def test_float16_trains_as_float32_does():
-    half = train_here('a', '--max_iters=10 --dtype=float16')
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_half_precision_trains_as_float32_does(dtype):
+    half = train_here('a', f'--max_iters=10 --dtype={dtype}')
     full = train_here('b', '--max_iters=10')
     near(half.losses, full.losses, 0.02)
     # as it is, not as it is scaled
@@ -2015,9 +1867,12 @@ def test_a_folder_of_nanogpt_trains_as_it_is(capsys):
     run = train_here('a', '--dataset=nano --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
     assert 'bits per byte |' not in capsys.readouterr().out
+    resume = 'train.py a/config.py --init_from=resume --max_iters=2'
     ids[::-1].tofile('nano/train.bin')
-    line = refusal(capsys, 'train.py a/config.py --init_from=resume --max_iters=2')
-    assert 'other data' in line
+    assert 'other data' in refusal(capsys, resume)
+    ids[7] = 50257
+    ids.tofile('nano/val.bin')
+    assert 'val.bin: it has the id 50257' in refusal(capsys, resume)
 
 def test_a_finished_run_is_left_as_it_is(capsys):
     run = train_here('a', '--max_iters=3')
@@ -2110,9 +1965,8 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
     with pytest.raises(UserError, match='smaller --micro_batch_size'):
         train.fit_micro_batch(cramped, SomeIds(), 16, 'cpu', 4)
 
-def test_batch_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(capsys, monkeypatch):
+def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(capsys, monkeypatch):
     write_corpus()
-    assert 'take 4' in refusal(capsys, f'train.py {SMALL_RUN} --micro_batch_size=6')
     monkeypatch.setenv('WORLD_SIZE', '3')
     assert 'take 6 or 9' in refusal(capsys, f'train.py {SMALL_RUN}')
 
@@ -2190,11 +2044,6 @@ def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, monkeypatch, capsys
         assert capsys.readouterr().out.count('wandb failed') == 1
     else:
         assert wandb.entries == run.log
-
-def test_without_matplotlib_there_is_no_picture_and_no_failure(capsys):
-    train_here('a', '--max_iters=1')
-    assert 'pip install matplotlib' in capsys.readouterr().out
-    assert not Path('a/curves.png').exists()
 # -----------------------------------------------------------------------------
 # sample.py
 
@@ -2349,39 +2198,23 @@ def test_a_prompt_may_be_a_file(capsys):
     Path('prompt.txt').write_text('déjà\nvu', encoding='utf-8')
     run_main(sample, start='FILE:prompt.txt')
     assert capsys.readouterr().out.startswith('déjà\nvu')
+    with user_error('nothing.txt'):
+        run_main(sample, start='FILE:nothing.txt')
 
 def test_the_table_counts_how_many_texts_begin_differently(capsys):
     write_run('a')
     run_main(sample, table=True, start='ab', num_samples=6, max_new_tokens=20)
-    out = capsys.readouterr().out
-    counts = dict(re.findall(r'temperature (.*): (\d) of 6 begin differently\nab', out))
-    assert [*counts] == [
-        '0, top_p 1',
-        '0.2, top_p 1',
-        '1, top_p 1',
-        '1, top_p 0.9',
-        '2, top_p 1',
-    ]
-    assert counts['0, top_p 1'] == '1'
-    assert counts['2, top_p 1'] == '6'
-
-@pytest.mark.parametrize('knob, value', [
-    ('temperature', -1.0),
-    ('top_p', 0.0),
-    ('out_dir', 'nothing'),
-    ('start', 'FILE:nothing.txt'),
-    ('device', 'tpu'),
-])
-def test_a_knob_that_makes_no_sense_is_one_error(knob, value):
-    write_run('a')
-    with pytest.raises(UserError):
-        run_main(sample, **{knob: value})
+    counts = re.findall(r'temperature (.*), top_p (.*): (\d) of 6 .*\nab', capsys.readouterr().out)
+    assert len(counts) == 5
+    assert ('0', '1', '1') in counts
+    assert ('2', '1', '6') in counts
 
 def test_a_model_without_its_tokenizer_is_one_error():
-    os.remove(write_run('a') / 'tokenizer.json')
-    os.remove('out/a/step_1/manifest.json')
-    with pytest.raises(UserError, match='tokenizer.json'):
-        run_main(sample, out_dir='out/a/step_1')
+    folder = write_run('a')
+    os.remove(folder / 'tokenizer.json')
+    os.remove(folder / 'manifest.json')
+    with user_error('tokenizer.json'):
+        run_main(sample, out_dir=str(folder))
 # -----------------------------------------------------------------------------
 # bench.py
 
@@ -2908,7 +2741,6 @@ BAD_INPUT = {
     'train.py config/nope.py': 'config/nope.py',
     'train.py broken.py': 'broken.py, line 2',
     'train.py --dataset=no/such.txt': 'no/such.txt',
-    'train.py --dataset=latin.txt': 'latin.txt',
     'train.py --dataset=small.txt --tokenizer=byte': 'small',
     'train.py --init_from=nowhere': 'nowhere',
     'train.py --init_from=resume --out_dir=a': 'resume',
@@ -2921,12 +2753,17 @@ BAD_INPUT = {
     'sample.py': 'python train.py',
     'sample.py --out_dir=nowhere': 'nowhere',
     'sample.py --temperature=-1': 'temperature',
-    'sample.py --start=FILE:nowhere': 'there is no run',
+    'sample.py --top_p=0': 'top_p',
     'prepare.py --dataset=empty.txt': 'text',
     'prepare.py --dataset=latin.txt': 'latin.txt',
-    'prepare.py --dataset=small.txt --vocab_size=100': 'vocab_size',
+    'prepare.py --dataset=small.txt --vocab_size=256': 'vocab_size',
+    'prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2': 'vocab_size',
     'prepare.py --dataset=small.txt --tokenizer=bep': 'bep',
     'prepare.py --dataset=small.txt --tokenizer=bad.json': 'bad.json',
+    'prepare.py --dataset=small.txt --compare=bad.json': 'bad.json',
+    'prepare.py --dataset=small.txt --pattern=gpt3': 'gpt3',
+    'prepare.py --dataset=small.txt --val_fraction=1': 'val_fraction',
+    'prepare.py --dataset=small.txt --shard_tokens=0': 'shard_tokens',
     'bench.py --what=nonsense': 'nonsense',
 }
 
@@ -2939,6 +2776,7 @@ def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, capsys):
     Path('broken.py').write_text('seed = 1\nbatch_size = \n')
     assert BAD_INPUT[line] in refusal(capsys, line)
     assert not any(Path('out').glob('*/*.py'))
+    assert not left() or 'train.py' in line
 
 def test_the_readme_names_files_that_exist_and_lists_them_all():
     text = (HERE / 'README.md').read_text(encoding='utf-8')
@@ -3101,13 +2939,11 @@ run_train_bpe, get_tokenizer = train_bpe, Tokenizer
 # and what it asks of them: each is compared with torch's functions, or with those before it
 
 def test_the_adapters_for_a_course_compute_its_functions():
-    x, w = torch.randn(4, 8), torch.randn(12, 8)
-    near(run_linear(8, 12, w, x), x @ w.T, 1e-5)
-    y = F.rms_norm(x, (8,), w[0], 1e-3)
-    near(run_rmsnorm(8, 1e-3, w[0], x), y, 1e-5)
-    gate = x @ w.T
-    y = (F.silu(gate) * gate) @ w
-    near(run_swiglu(8, 12, w, w.T, w, x), y, 1e-4)
+    x, w1, w3 = torch.randn(4, 8), *torch.randn(2, 12, 8)
+    near(run_linear(8, 12, w1, x), x @ w1.T, 1e-5)
+    near(run_rmsnorm(8, 1e-3, w1[0], x), F.rms_norm(x, (8,), w1[0], 1e-3), 1e-5)
+    y = (F.silu(x @ w1.T) * (x @ w3.T)) @ w1
+    near(run_swiglu(8, 12, w1, w1.T, w3, x), y, 1e-4)
     # rope turns neighbours as complex numbers
     positions = torch.tensor([3, 1, 4, 1])
     angles = positions[:, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
@@ -3116,18 +2952,18 @@ def test_the_adapters_for_a_course_compute_its_functions():
     y = run_rope(8, 100.0, 16, x, positions)
     near(y, turned.flatten(-2), 1e-5)
 
-@pytest.mark.parametrize('d, heads, d_ff, vocab', [(16, 2, 24, 50), (24, 3, 64, 1100)])
-def test_the_adapters_for_a_course_compute_its_transformer(d, heads, d_ff, vocab):
+def test_the_adapters_for_a_course_compute_its_transformer():
+    d, heads, d_ff, vocab = 24, 3, 64, 1100
     wq, wk, wv, wo = matrices = 0.3 * torch.randn(4, d, d)
     w1, w3 = 0.3 * torch.randn(2, d_ff, d)
-    norm, head = torch.randn(d), torch.randn(vocab, d)
+    ln1, ln2, ln = torch.randn(3, d)
+    head = torch.randn(vocab, d)
     idx = torch.randint(vocab, (2, 5))
     positions = torch.arange(5)
 
     x = head[idx]
-    h = run_rmsnorm(d, 1e-5, norm, x)
-    projected = torch.stack([h @ wq.T, h @ wk.T, h @ wv.T])
-    q, k, v = projected.unflatten(-1, (heads, -1)).transpose(2, 3)
+    h = run_rmsnorm(d, 1e-5, ln1, x)
+    q, k, v = [(h @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (wq, wk, wv)]
     q, k = [run_rope(d // heads, 100.0, 16, y, positions) for y in (q, k)]
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     y = y.transpose(1, 2).flatten(2) @ wo.T
@@ -3136,20 +2972,18 @@ def test_the_adapters_for_a_course_compute_its_transformer(d, heads, d_ff, vocab
     near(run_multihead_self_attention(d, heads, *matrices, h), unturned, 1e-4)
 
     x = x + y
-    h = run_rmsnorm(d, 1e-5, norm, x)
-    x = x + run_swiglu(d, d_ff, w1, w1.T, w3, h)
-    block = {'attn.q_proj': wq, 'attn.k_proj': wk, 'attn.v_proj': wv, 'attn.output_proj': wo,
-             'ffn.w1': w1, 'ffn.w2': w1.T, 'ffn.w3': w3, 'ln1': norm, 'ln2': norm}
-    weights = {f'{name}.weight': w for name, w in block.items()}
-    y = run_transformer_block(d, heads, d_ff, 16, 100.0, weights, head[idx])
-    near(y, x, 1e-4)
+    x = x + run_swiglu(d, d_ff, w1, w1.T, w3, run_rmsnorm(d, 1e-5, ln2, x))
+    names = 'attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3 ln1 ln2'.split()
+    block = dict(zip(names, [*matrices, w1, w1.T, w3, ln1, ln2]))
+    weights = {f'{name}.weight': block[name] for name in names}
+    near(run_transformer_block(d, heads, d_ff, 16, 100.0, weights, head[idx]), x, 1e-4)
 
-    weights = {f'layers.0.{name}': w for name, w in weights.items()}
-    weights |= {'token_embeddings.weight': head, 'lm_head.weight': head, 'ln_final.weight': norm}
+    weights = {f'layers.0.{name}': weights[name] for name in weights}
+    weights |= {'token_embeddings.weight': head, 'lm_head.weight': head, 'ln_final.weight': ln}
     logits = run_transformer_lm(vocab, 16, d, 1, heads, d_ff, 100.0, weights, idx)
-    near(logits, run_rmsnorm(d, 1e-5, norm, x) @ head.T, 1e-3)
+    near(logits, run_rmsnorm(d, 1e-5, ln, x) @ head.T, 1e-3)
 
-def test_the_adapters_for_a_course_train_and_tokenize():
+def test_the_adapters_for_a_course_train():
     ours, theirs = two_models()
     options = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
     optimizer = get_adamw_cls()(ours.parameters(), **options)
@@ -3164,7 +2998,3 @@ def test_the_adapters_for_a_course_train_and_tokenize():
         assert run_load_checkpoint('saved', ours, optimizer) == step
     for p, q in zip(ours.parameters(), theirs.parameters()):
         near(p, q, 1e-6)
-
-    vocab, merges = run_train_bpe(write_corpus(), 300, [END_OF_TEXT])
-    tok = get_tokenizer(vocab, merges, [END_OF_TEXT])
-    assert tok.decode(tok.encode('def hello()')) == 'def hello()'
