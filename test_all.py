@@ -513,54 +513,50 @@ def test_the_files_of_a_tokenizer_that_hugging_face_made_keep_its_ids(pattern):
 
 # -----------------------------------------------------------------------------
 
-# which tokenizer | what in its file | what it is set to
+# which tokenizer | what is in its file | what it is made
 REFUSED = r'''
-gpt2 | normalizer | {"type": "NFC"}
-gpt2 | truncation | {"max_length": 2}
-gpt2 | post_processor | {"type": "TemplateProcessing", "single": [1]}
-gpt2 | pre_tokenizer | null
-gpt2 | pre_tokenizer | {"type": "Whitespace"}
-gpt2 | pre_tokenizer add_prefix_space | true
-gpt2 | pre_tokenizer use_regex | false
-gpt4 | pre_tokenizer pretokenizers 0 pattern Regex | "\\S+"
-gpt4 | pre_tokenizer pretokenizers 0 invert | true
-gpt2 | model | null
-gpt2 | model type | "Unigram"
-gpt2 | model dropout | 0.1
-gpt2 | model byte_fallback | true
-gpt2 | model ignore_merges | true
-gpt2 | model continuing_subword_prefix | "##"
-gpt2 | model merges 0 | ["zz", "zz"]
-gpt2 | model merges 0 | "a"
-gpt2 | model merges 1 | ["h", "e"]
-gpt2 | model vocab a | 5
-gpt2 | model vocab a | -1
-gpt2 | model vocab a | 1000000000000
-gpt2 | added_tokens 0 lstrip | true
-gpt2 | added_tokens 0 single_word | true
-gpt2 | added_tokens 0 id | 5
-gpt2 | added_tokens 0 content | "a"
-gpt2 | added_tokens 0 content | ""
-word | pre_tokenizer pattern Regex | "\\S+"
-word | pre_tokenizer behavior | "Contiguous"
-word | model unk_token | "the"
-char | pre_tokenizer invert | false
-char | model vocab a | 77
+gpt2 | "normalizer": null | "normalizer": {"type": "NFC"}
+gpt2 | "truncation": null | "truncation": {"max_length": 2}
+gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]}
+gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": {
+gpt2 | "ByteLevel" | "Whitespace"
+gpt2 | "add_prefix_space": false | "add_prefix_space": true
+gpt2 | "use_regex": true | "use_regex": false
+gpt4 | (?i:'s | (?i:'s+
+gpt4 | "invert": false | "invert": true
+gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE"
+gpt2 | "BPE" | "Unigram"
+gpt2 | "BPE" | "BPE", "dropout": 0.1
+gpt2 | "BPE" | "BPE", "byte_fallback": true
+gpt2 | "BPE" | "BPE", "ignore_merges": true
+gpt2 | "BPE" | "BPE", "continuing_subword_prefix": "##"
+gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"]
+gpt2 | "merges": [["h", "e"] | "merges": ["a"
+gpt2 | ["he", "n"] | ["h", "e"]
+gpt2 | "a": 97 | "a": 5
+gpt2 | "a": 97 | "a": -1
+gpt2 | "a": 97 | "a": 1000000000000
+gpt2 | "lstrip": false | "lstrip": true
+gpt2 | "single_word": false | "single_word": true
+gpt2 | "id": 268 | "id": 5
+gpt2 | "content": "<|endoftext|>" | "content": "a"
+gpt2 | "content": "<|endoftext|>" | "content": ""
+word | [\\w | [\\S
+word | "Removed" | "Contiguous"
+word | "unk_token": "<unk>" | "unk_token": "the"
+char | "invert": true | "invert": false
+char | "a": 1 | "a": 77
 '''.strip().splitlines()
 
 @pytest.mark.parametrize('case', REFUSED)
 def test_a_file_that_would_give_others_other_ids_is_refused(case):
-    kind, path, value = case.split(' | ')
+    kind, old, new = case.split(' | ')
     some_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
     load_tokenizer('t.json')
-    data = json.loads(Path('t.json').read_text(encoding='utf-8'))
-    part = data
-    *path, last = path.split()
-    for key in path:
-        part = part[int(key) if key.isdigit() else key]
-    part[int(last) if last.isdigit() else last] = json.loads(value)
-    Path('t.json').write_text(json.dumps(data))
-    with pytest.raises(UserError, match='t.json is no tokenizer this project can use'):
+    text = json.dumps(configurator.read_json('t.json'))
+    assert old in text
+    Path('t.json').write_text(text.replace(old, new, 1))
+    with user_error('t.json is no tokenizer this project can use'):
         load_tokenizer('t.json')
 
 @pytest.mark.parametrize('text', ['{', '[]', '{}'])
@@ -1123,7 +1119,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
             answer = json.dumps([dict(type='file', path=n, oid=n, size=len(n)) for n in names])
         elif '/revision/' in self.path:
             answer = json.dumps(dict(id='me/tiny', sha='c' * 40, siblings=[dict(rfilename=n) for n in names]))
-        self.send_response(200 if '/me/tiny/' in self.path else 404)
+        known = '/me/tiny/' in self.path or '/datasets/roneneldan/TinyStories/' in self.path
+        self.send_response(200 if known else 404)
         self.send_header('Content-Length', len(answer))
         self.send_header('ETag', name)
         self.send_header('X-Repo-Commit', 'c' * 40)
@@ -1140,7 +1137,12 @@ os.environ['HF_ENDPOINT'] = f'http://127.0.0.1:{server.server_port}'
 sys.path.insert(0, sys.argv[1])
 from configurator import UserError
 from model import find_folder
+from prepare import DATASETS, DOWNLOADS, fetch
 
+DOWNLOADS.mkdir(parents=True)
+name = 'TinyStoriesV2-GPT4-valid.txt'
+fetch([DOWNLOADS / name], DATASETS['tinystories'])
+print((DOWNLOADS / name).read_text())
 folder = find_folder('me/tiny')
 print(sorted(p.name for p in folder.iterdir()), (folder / 'config.json').read_text())
 for name in ('me/none', 'gpt2', 'nothing'):
@@ -1153,10 +1155,11 @@ server.server_close()
 print(find_folder('me/tiny') == folder)
 """
 
-def test_a_model_of_the_hub_is_downloaded_once_and_a_wrong_name_is_one_error():
+def test_what_the_hub_has_is_downloaded_once_and_a_wrong_name_is_one_error():
     done = launch('-c', HUB, HERE, HF_HOME=Path.cwd())
-    downloaded, *errors, again = done.stdout.splitlines()
-    assert downloaded == "['config.json', 'model.safetensors'] config.json"
+    stories, model, *errors, again = done.stdout.splitlines()
+    assert stories == 'TinyStoriesV2-GPT4-valid.txt'
+    assert model == "['config.json', 'model.safetensors'] config.json"
     for name, error in zip(('me/none', 'gpt2', 'nothing'), errors, strict=True):
         assert name in error
     assert again == 'True'
