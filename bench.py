@@ -80,12 +80,12 @@ HERE = Path(__file__).parent
 def machine(flops=math.inf):
     """-> device, dtype, and whether to compile for so many FLOPs"""
     train.check_knobs()
-    place, why_place = choose_device(train.device, train.LOCAL_RANK)
-    type_, why_type = choose_dtype(train.dtype, place)
-    compiled, why_compile = choose_compile(train.compile, place, flops)
+    place = choose_device(train.device, train.LOCAL_RANK)
+    type_ = choose_dtype(train.dtype, place)
+    compiled = choose_compile(train.compile, place, flops)
     architecture.set_up(place)
-    print(f'device  | {place} ({why_place})')
-    print(f'dtype   | {type_} ({why_type}); compile {compiled} ({why_compile})')
+    print(f'device  | {place} ({architecture.device_name(place)})')
+    print(f'dtype   | {type_}; compile {compiled}')
     return place, type_, compiled
 
 VOCABULARIES = dict(gpt2=50257, byte=257, char=100)     # char: about that

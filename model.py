@@ -22,6 +22,7 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -73,8 +74,13 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give a share from 0 to 1')
 
-CHOICES = dict(norm=('rms', 'layer', 'none'), norm_position=('pre', 'post'), position=('rope', 'learned', 'none'),
-               mlp=('swiglu', 'silu', 'gelu'), attention=('flash', 'naive'))
+CHOICES = dict(
+    norm=('rms', 'layer', 'none'),
+    norm_position=('pre', 'post'),
+    position=('rope', 'learned', 'none'),
+    mlp=('swiglu', 'silu', 'gelu'),
+    attention=('flash', 'naive'),
+)
 
 # GPT-2 as a setting: GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, bias=True, tie_weights=True,
@@ -98,13 +104,15 @@ def silu(x):
 
 def gelu(x):
     """GPT-2's tanh form of x * Phi(x) (arXiv:1606.08415)."""
-    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)))
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)
+    return 0.5 * x * (1 + torch.tanh(inner))
 
 def cross_entropy(logits, targets):
     """Mean of -log softmax(logits)[target] in nats: logits (..., vocab), targets (...) -> a scalar."""
     logits = logits - logits.amax(-1, keepdim=True)
     target_logits = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return (logits.exp().sum(-1).log() - target_logits).mean()
+    log_sum = logits.exp().sum(-1).log()
+    return (log_sum - target_logits).mean()
 
 def causal_mask(positions, S):
     """Which of S keys a query may see, itself and those before it: positions (..., T) -> bool (..., 1, T, S)."""
@@ -122,13 +130,16 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
 def fused_attention(q, k, v, dropout=0.0):
     """The same with a causal mask, by torch's kernels, which hold no (T, T) matrix in memory."""
     # subtle: on a CPU its backward pass is 5 times as fast in float32 as in bfloat16
-    dtype = torch.float32 if q.device.type == 'cpu' and q.dtype == torch.bfloat16 else q.dtype
-    y = F.scaled_dot_product_attention(q.to(dtype), k.to(dtype), v.to(dtype), dropout_p=dropout, is_causal=True)
-    return y.to(q.dtype)
+    dtype = q.dtype
+    if q.device.type == 'cpu' and dtype == torch.bfloat16:
+        q, k, v = q.float(), k.float(), v.float()
+    y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    return y.to(dtype)
 
 def rope_angles(positions, hs, theta, device=None):
     """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs)."""
-    freqs = theta ** (-torch.arange(0, hs, 2, device=device).float() / hs)
+    exponents = torch.arange(0, hs, 2, device=device).float() / hs
+    freqs = theta ** -exponents
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
@@ -203,7 +214,8 @@ class LayerNorm(nn.Module):
     def forward(self, x):
         f = upcast(x)
         f = f - f.mean(-1, keepdim=True)
-        f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps)
+        f = f * self.weight
         if self.bias is not None:
             f = f + self.bias
         return f.to(x.dtype)
@@ -238,7 +250,9 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, self.n_kv_head, self.hs)
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)     # (B, nh, T, hs), or nkv heads
+        q = q.transpose(1, 2)       # (B, nh, T, hs)
+        k = k.transpose(1, 2)       # (B, nkv, T, hs)
+        v = v.transpose(1, 2)
 
         if past is not None:
             k, v = past(k, v)
@@ -252,7 +266,8 @@ class Attention(nn.Module):
             y = fused_attention(q, k, v, dropout)
         else:
             y = scaled_dot_product_attention(q, k, v, mask, dropout)
-        y = y.reshape(B, self.n_head, T, self.hs).transpose(1, 2).reshape(B, T, C)
+        y = y.reshape(B, self.n_head, T, self.hs)
+        y = y.transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.o_proj(y), self.dropout, self.training)
 
 class MLP(nn.Module):
@@ -294,9 +309,10 @@ class KVCache:
     """
     def __init__(self, config, batch, size, device, dtype):
         shape = (batch, config.n_kv_head, size, config.n_embd // config.n_head)
+        zeros = partial(torch.zeros, shape, device=device, dtype=dtype)
         # a tensor for each layer: a compiler would copy all of one that is shared at every step
-        self.k = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.n_layer)]
-        self.v = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.n_layer)]
+        self.k = [zeros() for _ in range(config.n_layer)]
+        self.v = [zeros() for _ in range(config.n_layer)]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.size = size
         if str(device).startswith('cuda'):      # recorded launches may write to what never moves
@@ -308,10 +324,12 @@ class KVCache:
         T = k.size(2)
         all_k, all_v = self.k[layer], self.v[layer]
         if T > 1:               # whole prompts, which look at themselves alone
-            all_k[:, :, :T], all_v[:, :, :T] = k, v
+            all_k[:, :, :T] = k
+            all_v[:, :, :T] = v
             return k, v
         rows = torch.arange(len(k), device=k.device)
-        all_k[rows, :, self.lengths], all_v[rows, :, self.lengths] = k[:, :, 0], v[:, :, 0]
+        all_k[rows, :, self.lengths] = k[:, :, 0]
+        all_v[rows, :, self.lengths] = v[:, :, 0]
         return all_k, all_v
 
 class GPT(nn.Module):
@@ -343,9 +361,10 @@ class GPT(nn.Module):
         """What differs from the truncated normal that the layers start with."""
         if self.config.position == 'learned':           # as GPT-2 starts
             for name, p in self.named_parameters():
-                if p.dim() == 2:
-                    residual = name.endswith(('o_proj.weight', 'down_proj.weight'))
-                    p.normal_(0.0, 0.02 / math.sqrt(2 * self.config.n_layer) if residual else 0.02)
+                if name.endswith(('o_proj.weight', 'down_proj.weight')):
+                    p.normal_(0.0, 0.02 / math.sqrt(2 * self.config.n_layer))
+                elif p.dim() == 2:
+                    p.normal_(0.0, 0.02)
         else:                                           # every block begins as the identity
             for layer in self.model.layers:
                 layer.self_attn.o_proj.weight.zero_()
@@ -407,8 +426,10 @@ class GPT(nn.Module):
 
     def uses_fused_attention(self, idx):
         """Compiled bfloat16 code that is written out is faster on a CPU: a step of 6 layers at 256 by 15%."""
-        written_out = idx.device.type == 'cpu' and self.compute_dtype == torch.bfloat16 and idx.size(1) <= 512
-        return self.config.attention == 'flash' and not (written_out and torch.compiler.is_compiling())
+        if self.config.attention == 'naive':
+            return False
+        short_on_cpu = idx.device.type == 'cpu' and idx.size(1) <= 512
+        return not (short_on_cpu and self.compute_dtype == torch.bfloat16 and torch.compiler.is_compiling())
 
     def new_cache(self, batch, size):
         """An empty KVCache of `size` positions for each row of a batch."""
@@ -422,80 +443,83 @@ class GPT(nn.Module):
     def flops_per_token(self, T=None):
         """Training FLOPs per token: 6 per weight of a matmul, the head's too, and 12 n_layer n_embd T for attention."""
         c = self.config
-        weights = sum(m.weight.numel() for m in self.model.layers.modules() if isinstance(m, Linear))
-        weights += c.vocab_size * c.n_embd
-        return 6 * weights + 12 * c.n_layer * c.n_embd * (c.block_size if T is None else T)
+        T = c.block_size if T is None else T
+        in_blocks = sum(m.weight.numel() for m in self.model.layers.modules() if isinstance(m, Linear))
+        return 6 * (in_blocks + c.vocab_size * c.n_embd) + 12 * c.n_layer * c.n_embd * T
 
 # -----------------------------------------------------------------------------
-# which machine this is; each choice comes with its reason, for the start-up lines
+# which machine this is
 
 # dense bf16 FLOP/s of common cards (fp16 of V100 and T4), without sparsity, as published
-PEAK_FLOPS = {'B200': 2250e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12, 'H20': 148e12,
-              'A100': 312e12, 'A10G': 70e12, 'A40': 149.7e12, 'L40S': 362e12, 'L4': 121e12, 'V100': 125e12,
-              'T4': 65e12, 'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12}
+PEAK_FLOPS = {
+    'B200': 2250e12, 'H200': 989e12, 'H20': 148e12,
+    'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12,
+    'A100': 312e12, 'A10G': 70e12, 'A40': 149.7e12,
+    'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
+    'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
+}
 DTYPES = 'float32', 'bfloat16', 'float16'
 COMPILE_FROM = 2e13     # FLOPs of a run on a CPU, for which two cores take some 90 s; to compile takes 30
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == 'auto' and gpus:
-        device = 'cuda'
-    elif device == 'auto' and torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
-        return 'mps', 'Apple GPU'
-    elif device == 'auto':
-        return 'cpu', f'no GPU was found; {torch.get_num_threads()} threads'
-
-    if device == 'cpu' or device == 'mps' and torch.backends.mps.is_available():
-        return device, 'as asked'
-    match = re.fullmatch(r'cuda(?::(\d+))?', device)
-    if not match:
-        raise UserError(f'device = {device!r}: give auto, cpu, cuda, cuda:1, or mps on a Mac')
-    index = local_rank if match[1] is None else int(match[1])
-    if index >= gpus:
-        raise UserError(f'this machine has {gpus} GPUs that torch can use: start as many processes, or try '
-                        f'--device=cpu')
-    return f'cuda:{index}', torch.cuda.get_device_name(index)
+    known = ['cpu']
+    if torch.backends.mps.is_available():
+        known.append('mps')
+    if torch.cuda.is_available():
+        known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
+    if device == 'auto':
+        device = known[-1].split(':')[0]
+    if device == 'cuda':
+        device = f'cuda:{local_rank}'
+    if device not in known:
+        raise UserError(f'there is no {device} here, but {", ".join(known)}: try --device={known[-1]}, and no more '
+                        f'processes than GPUs')
+    return device
 
 def choose_dtype(dtype, place):
     """'auto' -> bfloat16 where the hardware has it, float16 on GPUs that only have that, else float32."""
     if dtype in DTYPES:
-        return dtype, 'as asked'
+        return dtype
     if dtype != 'auto':
         raise UserError(f'dtype = {dtype!r}: give auto, {", ".join(DTYPES)}')
     if place.startswith('cuda'):
         if torch.cuda.is_bf16_supported(including_emulation=False):
-            return 'bfloat16', 'the GPU has it'
-        if torch.cuda.get_device_capability(place)[0] >= 7:
-            return 'float16', 'the GPU has no bfloat16'
-        return 'float32', 'the GPU has neither bfloat16 nor a fast float16'
-    if place == 'cpu':      # elsewhere bfloat16 is emulated, slower than float32
-        for name, kind in (('_is_amx_tile_supported', 'AMX'), ('_is_avx512_bf16_supported', 'AVX512_BF16')):
-            if hasattr(torch.cpu, name) and getattr(torch.cpu, name)():
-                return 'bfloat16', f'the CPU has {kind}'
-        return 'float32', 'the CPU computes bfloat16 no faster'
-    return 'float32', 'bfloat16 is not tried here'
+            return 'bfloat16'
+        return 'float16' if torch.cuda.get_device_capability(place)[0] >= 7 else 'float32'
+    if place == 'cpu' and has_fast_bfloat16():
+        return 'bfloat16'
+    return 'float32'
+
+def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
+    """
+    AMX, or AVX512_BF16 on AMD's cores: with that alone Intel's take 1.6 times as long as in float32. Others emulate it.
+    """
+    if not os.path.exists(cpuinfo):         # not Linux
+        return False
+    text = Path(cpuinfo).read_text()
+    return 'amx_bf16' in text or 'avx512_bf16' in text and 'AuthenticAMD' in text
 
 def choose_compile(compile, place, flops=0.0):
     """'auto' -> whether to compile: on a GPU that Triton supports, and on a CPU for something of so many FLOPs."""
     if compile not in (True, False, 'auto'):
         raise UserError(f'compile = {compile!r}: give True, False or auto')
-    if compile is False:
-        return False, 'as asked'
-    why = 'as asked' if compile is True else 'it pays here'
     if place.startswith('cuda'):
-        try:
-            import triton       # noqa: F401
-        except ImportError:
-            return False, 'Triton is not installed'
-        return torch.cuda.get_device_capability(place)[0] >= 7, why
-    if place != 'cpu':
-        return False, 'not on this device'
-    if compile == 'auto' and flops < COMPILE_FROM:
-        return False, 'it would take longer than this gains by it'
-    if not any(map(shutil.which, ('g++', 'clang++', 'cl'))):
-        return False, 'no C++ compiler was found'
-    return True, why
+        possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
+    else:
+        possible = place == 'cpu' and any(map(shutil.which, ('g++', 'clang++', 'cl')))
+    if compile == 'auto':
+        return possible and (place != 'cpu' or flops >= COMPILE_FROM)
+    if compile and not possible:
+        raise UserError('compiling needs a C++ compiler on a CPU, and Triton on a GPU: install it, or use '
+                        '--compile=False')
+    return compile
+
+def device_name(place):
+    """What a person calls it: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
+    if place.startswith('cuda'):
+        return torch.cuda.get_device_name(place)
+    return 'Apple GPU' if place == 'mps' else f'{torch.get_num_threads()} threads'
 
 def set_up(place):
     """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU. Raises UserError."""
@@ -527,7 +551,7 @@ def synchronize(place):
 
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 where it is not known."""
-    name = torch.cuda.get_device_name(place) if place.startswith('cuda') else ''
+    name = device_name(place)
     for card, flops in PEAK_FLOPS.items():
         if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name):
             return flops
@@ -536,10 +560,17 @@ def peak_flops(place):
 # -----------------------------------------------------------------------------
 # the files of Hugging Face: a Llama's weights have the names of ours, Qwen3 is a Llama with qk_norm, GPT-2 has its own
 
-GPT2_NAMES = {'model.embed_tokens': 'transformer.wte', 'model.embed_positions': 'transformer.wpe',
-              'model.norm': 'transformer.ln_f', 'model.layers': 'transformer.h', 'input_layernorm': 'ln_1',
-              'post_attention_layernorm': 'ln_2', 'self_attn.o_proj': 'attn.c_proj', 'mlp.up_proj': 'mlp.c_fc',
-              'mlp.down_proj': 'mlp.c_proj'}
+GPT2_NAMES = {
+    'model.embed_tokens': 'transformer.wte',
+    'model.embed_positions': 'transformer.wpe',
+    'model.layers': 'transformer.h',
+    'model.norm': 'transformer.ln_f',
+    'input_layernorm': 'ln_1',
+    'self_attn.o_proj': 'attn.c_proj',
+    'post_attention_layernorm': 'ln_2',
+    'mlp.up_proj': 'mlp.c_fc',
+    'mlp.down_proj': 'mlp.c_proj',
+}
 
 def family(config):
     """The class of transformers that computes the same: 'llama', 'qwen3', 'gpt2'; 'ours' where it has none."""
@@ -597,12 +628,16 @@ def weights_on_disk(model):
     return {name: x.detach().float().cpu().contiguous() for name, x in tensors.items()}
 
 # our fields by the names of config.json
-LLAMA_KEYS = dict(vocab_size='vocab_size', block_size='max_position_embeddings', n_layer='num_hidden_layers',
-                  n_head='num_attention_heads', n_kv_head='num_key_value_heads', n_embd='hidden_size',
-                  d_ff='intermediate_size', rope_theta='rope_theta', norm_eps='rms_norm_eps', bias='attention_bias',
-                  tie_weights='tie_word_embeddings')
-GPT2_KEYS = dict(vocab_size='vocab_size', block_size='n_positions', n_layer='n_layer', n_head='n_head',
-                 n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon', tie_weights='tie_word_embeddings')
+LLAMA_KEYS = dict(
+    vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='max_position_embeddings',
+    n_layer='num_hidden_layers', n_head='num_attention_heads', n_kv_head='num_key_value_heads',
+    n_embd='hidden_size', d_ff='intermediate_size', bias='attention_bias',
+    rope_theta='rope_theta', norm_eps='rms_norm_eps',
+)
+GPT2_KEYS = dict(
+    vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
+    n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
+)
 CLASSES = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM', gpt2='GPT2LMHeadModel', ours='AblationForCausalLM')
 
 def export_config(config, eot=None):
@@ -610,14 +645,16 @@ def export_config(config, eot=None):
     kind, fields = family(config), asdict(config)
     d = dict(model_type=kind, architectures=[CLASSES[kind]], torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'ours':
-        return dict(d, model_type='gpt_ablation', vocab_size=config.vocab_size, gpt_config=fields)
-    keys = GPT2_KEYS if kind == 'gpt2' else LLAMA_KEYS
-    d.update({theirs: fields[ours] for ours, theirs in keys.items()})
-    if kind == 'gpt2':
-        return dict(d, activation_function='gelu_new', resid_pdrop=config.dropout, embd_pdrop=config.dropout,
-                    attn_pdrop=config.dropout)
-    return dict(d, hidden_act='silu', mlp_bias=config.bias, head_dim=config.n_embd // config.n_head,
-                rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta), attention_dropout=0.0)
+        d.update(model_type='gpt_ablation', vocab_size=config.vocab_size, gpt_config=fields)
+    elif kind == 'gpt2':
+        d.update({theirs: fields[ours] for ours, theirs in GPT2_KEYS.items()})
+        d.update(activation_function='gelu_new', attn_pdrop=config.dropout)
+        d.update(resid_pdrop=config.dropout, embd_pdrop=config.dropout)
+    else:
+        d.update({theirs: fields[ours] for ours, theirs in LLAMA_KEYS.items()})
+        d.update(hidden_act='silu', mlp_bias=config.bias, head_dim=config.n_embd // config.n_head)
+        d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta), attention_dropout=0.0)
+    return d
 
 def import_config(d):
     """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not possible here."""

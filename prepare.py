@@ -34,7 +34,7 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from configurator import UserError, configure, launch, read_json, sync
+from configurator import UserError, configure, file_sha256, launch, read_json, sync
 from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer,
                        add_counts, check_vocab_size, count_words, default_workers, load_tokenizer, merge_words,
                        parallel_map, read_blocks)
@@ -144,7 +144,7 @@ def fetch(files, known):
             else:
                 part = path.with_suffix('.part')
                 urllib.request.urlretrieve(known['url'], part)
-                if sha256(part.read_bytes()) != known['sha256']:
+                if file_sha256(part) != known['sha256']:
                     raise ValueError('its sha256 is wrong')
                 part.replace(path)
         except Exception as e:      # a network has many ways to fail
@@ -162,11 +162,8 @@ def data_folder(dataset, tokenizer, vocab_size):
     if tokenizer in ('bpe', 'word'):
         kind = f'{tokenizer}{vocab_size}'
     elif tokenizer not in TOKENIZERS:
-        kind = 'tok' + sha256(Path(tokenizer).read_bytes())[:8]
+        kind = f'tok{file_sha256(tokenizer)[:8]}'
     return Path(f'data/{data_name(dataset)}-{kind}')
-
-def sha256(data):
-    return hashlib.sha256(data).hexdigest()
 
 # -----------------------------------------------------------------------------
 # documents, as UTF-8 bytes
@@ -348,7 +345,7 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
         encoded = time.perf_counter()
         meta['val'].update(compress(beginning(new, 'val', tok)))
         tok.save(new / 'tokenizer.json')
-        meta['tokenizer_sha256'] = sha256((new / 'tokenizer.json').read_bytes())
+        meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(meta, indent=1))
         for path in new.iterdir():
             sync(path)
@@ -394,7 +391,6 @@ def print_summary(meta, tok, seconds):
     size = meta['train']['bytes'] + meta['val']['bytes']
     for phase, s in seconds.items():
         print(f'{phase:14} | {s:.2f} s | {size / 1e6 / s:,.1f} MB/s')
-    print(f'memory         | {peak_memory()}')
     tokens = sorted(tok.vocab.values(), key=len)
     print(f'vocabulary     | {len(tok.vocab):,} tokens | {meta["train"]["used"] / len(tok.vocab):.1%} used in train')
     print('longest tokens |', [token.decode(errors='replace') for token in tokens[-5:]])
@@ -404,15 +400,6 @@ def print_summary(meta, tok, seconds):
 def rate(counts):
     return (f'{counts["bytes"] / max(counts["tokens"], 1):.2f} bytes per token | '
             f'{counts["unknown_bytes"] / max(counts["bytes"], 1):.2%} of the bytes unknown')
-
-def peak_memory():
-    try:
-        import resource
-    except ImportError:         # Windows
-        return 'not known here'
-    unit = 1e6 if sys.platform == 'darwin' else 1e3
-    own, worker = (resource.getrusage(who).ru_maxrss / unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return f'peak {own:.0f} MB, and {worker:.0f} MB of the largest worker'
 
 def compare_tokenizers(folder, other):
     """
@@ -455,7 +442,7 @@ def check_data(folder, meta):
         known = read_json(checked)
     try:
         path = folder / 'tokenizer.json'
-        if 'tokenizer_sha256' in meta and sha256(path.read_bytes()) != meta['tokenizer_sha256']:
+        if 'tokenizer_sha256' in meta and file_sha256(path) != meta['tokenizer_sha256']:
             raise ValueError('it is not the one that made the tokens')
         shards = meta['train']['shards'] + meta['val']['shards']
         for shard in tqdm(shards, 'checking', disable=None, leave=False):
@@ -478,12 +465,12 @@ def check_shard(path, dtype, vocab_size):
     ids = np.memmap(path, dtype, 'r')
     if ids.max() >= vocab_size:
         raise ValueError(f'it has the id {ids.max()}, and the vocabulary {vocab_size:,} tokens')
-    return dict(name=path.name, tokens=len(ids), sha256=sha256(ids))
+    return dict(name=path.name, tokens=len(ids), sha256=file_sha256(path))
 
 def data_hash(meta):
     """Eight hex digits that stand for the tokens of both splits."""
     shas = [shard['sha256'] for shard in meta['train']['shards'] + meta['val']['shards']]
-    return sha256(''.join(shas).encode())[:8]
+    return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
 
 def bits_per_byte(loss, meta):
     """

@@ -218,8 +218,8 @@ def print_texts(model, tok, prompts, stop, step):
 def main():
     check_knobs()
     folder = find_checkpoint(out_dir)
-    place, _ = choose_device(device)
-    type_, _ = choose_dtype(dtype, place)
+    place = choose_device(device)
+    type_ = choose_dtype(dtype, place)
     set_up(place)
     model = load_model(folder).to(place, getattr(torch, type_)).eval()
     model.compute_dtype = getattr(torch, type_)
@@ -230,9 +230,9 @@ def main():
     ids = tok.encode(read_prompt(start)) or [stop or 0]
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
-    compiled, why = choose_compile(compile, place)
+    compiled = choose_compile(compile, place)
     step = compile_step(model, place) if compiled else model
-    say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled} ({why})')
+    say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
     show = print_table if table else print_texts
     show(model, tok, [ids] * num_samples, stop, step)
 

@@ -379,7 +379,7 @@ def test_text_is_cut_into_the_words_of_the_pattern(pattern):
         found = tokenizer_module.add_counts([counted], pattern)
         assert found == Counter(word.encode() for word in words), repr(text)
 
-@pytest.mark.parametrize('raw', [b'', b'a', b'\n', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n',
+@pytest.mark.parametrize('raw', [b'', b'a', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n',
                                  'é\u2028\x85'.encode()])
 def test_any_file_that_is_utf8_is_trained_on_and_comes_back_byte_by_byte(raw):
     Path('file.txt').write_bytes(raw)
@@ -1014,7 +1014,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
             assert str(newer) in line
             if path.name != 'manifest.json':
                 assert str(path) in line
-                with pytest.raises(UserError, match=path.name):
+                with user_error(path.name):
                     load_model(newer)
         path.write_bytes(whole)
     assert model_module.newest_whole('run') == newer
@@ -1155,38 +1155,43 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.device_count', lambda: gpus)
     monkeypatch.setattr('torch.cuda.get_device_name', lambda place: 'a card')
     monkeypatch.setattr('torch.backends.mps.is_available', lambda: mps)
-    place, why = model_module.choose_device('auto', local_rank=1)
-    assert place == want
-    with pytest.raises(UserError, match=f'{gpus} GPUs'):
+    assert model_module.choose_device('auto', local_rank=1) == want
+    with user_error('no cuda:2 here'):
         model_module.choose_device('cuda:2')
 
-@pytest.mark.parametrize('place, has_it, want', [
-    ('cuda:0', True, 'bfloat16'),
-    ('cuda:0', False, 'float16'),
-    ('cpu', True, 'bfloat16'),
-    ('cpu', False, 'float32'),
-])
-def test_bfloat16_is_used_only_where_the_hardware_has_it(place, has_it, want, monkeypatch):
+@pytest.mark.parametrize('has_it, want', [(True, 'bfloat16'), (False, 'float16')])
+def test_bfloat16_is_used_only_on_a_gpu_that_has_it(has_it, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: has_it)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    monkeypatch.setattr('torch.cpu._is_amx_tile_supported', lambda: has_it, raising=False)
-    monkeypatch.setattr('torch.cpu._is_avx512_bf16_supported', lambda: False, raising=False)
-    dtype, why = model_module.choose_dtype('auto', place)
-    assert dtype == want
+    assert model_module.choose_dtype('auto', 'cuda:0') == want
+
+@pytest.mark.parametrize('cpuinfo, want', [
+    ('vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16', True),
+    ('vendor_id : AuthenticAMD\nflags : avx512_bf16', True),
+    ('vendor_id : GenuineIntel\nflags : avx512_bf16', False),
+    ('vendor_id : AuthenticAMD\nflags : avx2', False),
+])
+def test_bfloat16_is_used_only_on_a_cpu_where_it_is_fast(cpuinfo, want, tmp_path):
+    (tmp_path / 'cpuinfo').write_text(cpuinfo)
+    assert model_module.has_fast_bfloat16(tmp_path / 'cpuinfo') == want
+    assert not model_module.has_fast_bfloat16(tmp_path / 'missing')
 
 def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
     choose = model_module.choose_compile
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (9, 0))
-    monkeypatch.setitem(sys.modules, 'triton', torch)
-    assert choose('auto', 'cuda:0')[0]
-    monkeypatch.setitem(sys.modules, 'triton', None)
-    assert not choose(True, 'cuda:0')[0]
+    monkeypatch.setattr('model.find_spec', lambda name: name)
+    assert choose('auto', 'cuda:0')
+    monkeypatch.setattr('model.find_spec', lambda name: None)
+    assert not choose('auto', 'cuda:0')
 
     monkeypatch.setattr('shutil.which', lambda name: name)
-    assert choose('auto', 'cpu', flops=1e16)[0]
-    assert not choose('auto', 'cpu', flops=1e9)[0]
+    assert choose('auto', 'cpu', flops=1e16)
+    assert not choose('auto', 'cpu', flops=1e9)
+    assert choose(True, 'cpu')
     monkeypatch.setattr('shutil.which', lambda name: None)
-    assert not choose(True, 'cpu')[0]
+    assert not choose('auto', 'cpu', flops=1e16)
+    with user_error('compiler'):
+        choose(True, 'cpu')
 
 # -----------------------------------------------------------------------------
 # prepare.py
@@ -1822,7 +1827,7 @@ def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     knobs = '--lr_decay_iters=8 --dropout=0.1 --dtype=auto --compile=auto'
     train_here('b', f'{knobs} --max_iters=4 --micro_batch_size=2 --dtype=float32')
     # as on another machine
-    monkeypatch.setattr(model_module, 'choose_dtype', lambda dtype, place: (dtype.replace('auto', 'bfloat16'), ''))
+    monkeypatch.setattr(model_module, 'choose_dtype', lambda dtype, place: dtype.replace('auto', 'bfloat16'))
     monkeypatch.setattr(model_module, 'COMPILE_FROM', 0.0)
     resumed = train_here('b', f'{knobs} --max_iters=8 --init_from=resume')
     assert resumed.bits == straight.bits

@@ -31,8 +31,8 @@ from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 
 from configurator import Diverged, UserError, as_file, configure, launch, read_json
-from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, find_folder, load_model,
-                   newest_whole, peak_flops, remove_checkpoint, save_checkpoint, set_up)
+from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, device_name, find_folder,
+                   load_model, newest_whole, peak_flops, remove_checkpoint, save_checkpoint, set_up)
 from prepare import (DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta,
                      sequence_starts)
 from sample import peek
@@ -150,30 +150,33 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
         matrices, vectors, hidden = [], [], []
         for name, param in model.named_parameters():
-            in_block = rule == 'muon' and '.layers.' in name
-            group = vectors if param.dim() < 2 else hidden if in_block else matrices
-            group.append((name, param))
+            if param.dim() < 2:
+                vectors.append((name, param))
+            elif rule == 'muon' and '.layers.' in name:
+                hidden.append((name, param))
+            else:
+                matrices.append((name, param))
         hidden.sort(key=lambda item: item[1].shape)
+        params = dict(matrices + vectors + hidden)
+        self.shapes = {name: param.shape for name, param in params.items()}
 
         device = model.lm_head.weight.device
         sizes = [sum(param.numel() for _, param in group) for group in (matrices, vectors, hidden)]
         total = math.ceil(sum(sizes) / 4096) * 4096
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(sizes[0] + sizes[1], device=device)
-        self.decayed, self.undecayed = slice(sizes[0]), slice(sizes[0], sizes[0] + sizes[1])
-
-        self.places, start = {}, 0          # {name: its part of each vector, its shape}
-        for name, param in matrices + vectors + hidden:
-            self.places[name] = slice(start, start + param.numel()), param.shape
-            start += param.numel()
-            self.view(self.p, name).copy_(param.detach())
-            param.data, param.grad = self.view(self.p, name), self.view(self.g, name)
+        self.decayed, self.undecayed = slice(sizes[0]), slice(sizes[0], len(self.v))
+        for name, p in self.views(self.p).items():
+            p.copy_(params[name].detach())
+            params[name].data = p
+        for name, g in self.views(self.g).items():
+            params[name].grad = g
 
         self.stacks, start = [], len(self.v)        # all matrices of a shape as one tensor (n, a, b) of p, g and m
         for shape, same in itertools.groupby(param.shape for _, param in hidden):
-            part = slice(start, start + len(list(same)) * shape.numel())
-            self.stacks.append([x[part].view(-1, *shape) for x in (self.p, self.g, self.m)])
-            start = part.stop
+            stop = start + len(list(same)) * shape.numel()
+            self.stacks.append([x[start:stop].view(-1, *shape) for x in (self.p, self.g, self.m)])
+            start = stop
 
         self.rule, self.betas, self.eps, self.weight_decay = RULES.get(rule, adamw), betas, eps, weight_decay
         self.dtype = model.compute_dtype
@@ -183,15 +186,20 @@ class Optimizer(torch.optim.Optimizer):
         self.p.grad = self.g
         super().__init__([self.p], {})
 
-    def view(self, vector, name):
-        place, shape = self.places[name]
-        return vector[place].view(shape)
+    def views(self, vector):
+        """{name: its part of one of the vectors, in its shape}. v ends before the matrices that need none."""
+        found, start = {}, 0
+        for name, shape in self.shapes.items():
+            stop = start + shape.numel()
+            if stop <= len(vector):
+                found[name] = vector[start:stop].view(shape)
+            start = stop
+        return found
 
     def moments(self):
         """{'m.<name>': m of that tensor, 'v.<name>': v of it, ...}: what a checkpoint has to hold."""
-        m = {f'm.{name}': self.view(self.m, name) for name in self.places}
-        with_v = [name for name, (place, _) in self.places.items() if place.stop <= len(self.v)]
-        v = {f'v.{name}': self.view(self.v, name) for name in with_v}
+        m = {f'm.{name}': tensor for name, tensor in self.views(self.m).items()}
+        v = {f'v.{name}': tensor for name, tensor in self.views(self.v).items()}
         return m | v
 
     def compile(self):
@@ -287,6 +295,17 @@ def fit_micro_batch(model, data, T, place, micro):
                             f'which trains the same, or a smaller --block_size or model')
         micro = largest_divisor(micro, micro // 2)
 
+def compile_and_fit(model, optimizer, data, T, place):
+    """-> the model, compiled or not, whether it is, and how many sequences go through it at once"""
+    compiled, fast = choose_compile(compile, place, max_iters * batch_size * T * model.flops_per_token(T)), model
+    if compiled:
+        fast = torch.compile(model, dynamic=False)
+        optimizer.compile()
+    micro = divide_batch(T, place)
+    if place.startswith('cuda'):
+        micro = fit_micro_batch(fast, data, T, place, micro)
+    return fast, compiled, micro
+
 def micro_batches(data, first, step, T, micro, place):
     """
     This process's share of a step, micro-batch by micro-batch. What it holds depends on the seed and on `first`, the
@@ -346,6 +365,14 @@ class Interrupt:
     def end(self):
         for number, handler in self.before.items():
             signal.signal(number, handler)
+
+def connect(place, step):
+    """Meets the other processes, if there are any. Raises UserError unless all are at the same step."""
+    if WORLD_SIZE > 1:
+        backend = 'nccl' if place.startswith('cuda') else 'gloo'
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    if combine('MAX', step, -step) != [step, -step]:
+        raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
 
 def combine(op, *numbers):
     """The sum ('SUM') or the largest ('MAX') of each number over all processes."""
@@ -454,18 +481,25 @@ def draw_curves(run):
     axes['loss'].legend()
     figure.savefig(run / 'curves.png', dpi=110)
 
-def save(run, step, model, optimizer, scaler, tok_path, eot, state):
-    """Writes step_<step>/ and drops old checkpoints, but never the best. -> the folder. Raises UserError."""
+def save(run, step, model, optimizer, scaler, tok_path, eot, state, last=True):
+    """
+    Writes step_<step>/ and drops old checkpoints, but never the best. Raises UserError where that fails, or says so if
+    it is not the last one.
+    """
     folder = run / f'step_{step:08d}'
     if not folder.exists():
         moments = {name: tensor.cpu().clone() for name, tensor in optimizer.moments().items()}
         state = dict(state, step=step, t=int(optimizer.t), scaler=scaler.state_dict())
-        save_checkpoint(folder, model, tok_path, eot, state, moments)
+        try:
+            save_checkpoint(folder, model, tok_path, eot, state, moments)
+        except UserError as e:
+            if last:
+                raise
+            say(f'{e}; training goes on, and the next evaluation saves')
     best_step, _ = state['best']
     for old in checkpoints(run)[:-keep_checkpoints]:
         if int(old.name[5:]) != best_step:
             remove_checkpoint(old)
-    return folder
 
 def read_state(run, place):
     """
@@ -554,6 +588,16 @@ def describe(loss, meta):
     bpb = bits_per_byte(loss, meta)
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
+def progress(step, loss, lr, norm, seconds, rate, mfu, left):
+    """The line that is printed every log_interval steps; the first step, which may compile, says nothing of the rest."""
+    parts = [f'step {step}', f'loss {loss:.4f}', f'lr {lr:.1e}', f'norm {norm:.2f}', f'{1e3 * seconds:.1f} ms',
+             f'{rate:,.0f} tok/s']
+    if mfu:
+        parts.append(f'mfu {100 * mfu:.1f}%')
+    if step > 1:
+        parts.append(f'{duration(left)} left')
+    return ' | '.join(parts)
+
 def duration(seconds):
     """duration(4000) -> '67 min'"""
     if seconds < 60:
@@ -586,16 +630,17 @@ def say(text):
         print(text, flush=True)
 
 def main():
-    started, writing = time.perf_counter(), RANK == 0 and not eval_only
+    started = time.perf_counter()
 
     # the machine and the run: what can be wrong is found before any data are prepared
     check_knobs()
-    place, why_place = choose_device(device, LOCAL_RANK)
+    place = choose_device(device, LOCAL_RANK)
     run = choose_out_dir()
     source = None if init_from in ('scratch', 'resume', 'auto') else find_folder(init_from)
     resumed, state = read_state(run, place)
-    type_, why_type = choose_dtype(dtype, place)
+    type_ = choose_dtype(dtype, place)
     divide_batch(config['block_size'], place)
+    writing = RANK == 0 and not eval_only
     guard = lock(run) if writing else None      # noqa: F841, held until the end
 
     # the data and the other processes
@@ -605,42 +650,34 @@ def main():
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
     set_up(place)
     step = state['step']
-    if WORLD_SIZE > 1:
-        dist.init_process_group('nccl' if place.startswith('cuda') else 'gloo', timeout=timedelta(seconds=timeout))
-    if combine('MAX', step, -step) != [step, -step]:
-        raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
+    connect(place, step)
 
-    # the model and its optimizer
+    # the model
     torch.manual_seed(seed)
     model = make_model(resumed or source, meta['vocab_size']).to(place).train()
     model.compute_dtype = getattr(torch, type_)
     T = min(config['block_size'], model.config.block_size)
+    say(f'data    | {meta["source"]}, hash {data_hash(meta)}, in {folder}')
+    say(f'device  | {place} ({device_name(place)}), {WORLD_SIZE} processes')
+    say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
+    if eval_only:
+        say(f'{describe(evaluate(model, val_data, T, 0, place), meta)} over the whole split')
+        return
+
+    # the optimizer, and what goes through the model at once
     opt = Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay)
     scaler = torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
     if resumed:
         restore(resumed, opt, scaler, state)
-
-    # how fast: compiled or not, and how many sequences at once
-    tokens_per_step, flops_per_token = batch_size * T, model.flops_per_token(T)
-    compiled, why_compile = choose_compile(compile, place, max_iters * tokens_per_step * flops_per_token)
-    fast = torch.compile(model, dynamic=False) if compiled else model
-    if compiled:
-        opt.compile()
-    micro = divide_batch(T, place)
-    if place.startswith('cuda') and not eval_only:
-        micro = fit_micro_batch(fast, train_data, T, place, micro)
-    grad_accum = batch_size // WORLD_SIZE // micro
-    state.update(device=place.split(':')[0], dtype=type_, compile=compiled, micro_batch_size=micro)
-
-    # what is going to happen
-    say(f'data    | {meta["source"]}, hash {data_hash(meta)}, in {folder}')
-    say(f'device  | {place} ({why_place}), {WORLD_SIZE} processes')
-    say(f'dtype   | {type_} ({why_type}), weights and optimizer float32; compile {compiled} ({why_compile})')
-    say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
+    fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place)
+    tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
+    epochs = max_iters * tokens_per_step / len(train_data)
+    say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
-    epochs = max_iters * tokens_per_step / len(train_data)
     say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
+
+    state.update(device=place.split(':')[0], dtype=type_, compile=compiled, micro_batch_size=micro)
     if writing:
         start_files(run, step, knobs_of_run(run, model, T, folder, source))
         log = Log(run)
@@ -653,7 +690,7 @@ def main():
     check_every = 10 if place.startswith('cuda') and WORLD_SIZE > 1 else 1      # GPUs would wait for the host
     began = time.perf_counter() - state['seconds']
     line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
-    while not eval_only:
+    while True:
         # signals and the clock, which all processes must agree on
         if step % check_every == 0:
             seconds = time.perf_counter() - began
@@ -673,12 +710,7 @@ def main():
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], val_loss=val_loss,
                     val_bpb=bits_per_byte(val_loss, meta))
                 draw_curves(run)
-                try:
-                    save(run, step, model, opt, scaler, tok_path, meta['eot'], state)
-                except UserError as e:
-                    if done:
-                        raise
-                    say(f'{e}; training goes on, and the next evaluation saves')
+                save(run, step, model, opt, scaler, tok_path, meta['eot'], state, last=done)
                 if sample_tokens and tok and not done:
                     say(peek(model, tok, opening, 1, sample_tokens, seed)[0])
             line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros_like(loss_sum)
@@ -711,10 +743,8 @@ def main():
             rate, norm, left = tokens_per_step / seconds, float(grad_norm), (max_iters - step) * seconds
             if max_minutes:
                 left = min(left, 60 * max_minutes - state['seconds'])
-            mfu = rate * flops_per_token / peak if peak else None
-            say(f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {norm:.2f} | {1e3 * seconds:.1f} ms | '
-                f'{rate:,.0f} tok/s' + (f' | mfu {100 * mfu:.1f}%' if mfu else '')
-                + (f' | {duration(left)} left' if step > 1 else ''))
+            mfu = rate * model.flops_per_token(T) / peak if peak else None
+            say(progress(step, loss, lr, norm, seconds, rate, mfu, left))
             if line_step == 1 and left > 86400:
                 say(f'this takes days here; smaller: {smaller_run()}')
             if writing:
