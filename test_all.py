@@ -60,7 +60,7 @@ def empty_folder(tmp_path, monkeypatch):
     connect = socket.socket.connect
 
     def connect_here(self, address):
-        here = isinstance(address, (str, bytes)) or address[0] in ('127.0.0.1', 'localhost', '::1')
+        here = isinstance(address, (str, bytes)) or address[0] in ('127.0.0.1', 'localhost')
         assert here, f'a test asks for {address}, and none may need a network'
         return connect(self, address)
 
@@ -568,7 +568,6 @@ def test_a_vocabulary_that_does_not_fit_together_is_refused(merges, special, say
         Tokenizer(vocab, merges, [special])
 
 @pytest.mark.parametrize('raw, says', [
-    (b'\xff', 'byte 0 is 0xff'),
     (b'a word, ' * 400 + 'é'.encode() + b'\xff words', 'byte 3202 is 0xff'),
     ('abcdé'.encode()[:-1], 'byte 4 is 0xc3'),
 ])
@@ -1148,7 +1147,6 @@ def test_what_the_hub_has_is_downloaded_once_and_a_wrong_name_is_one_error():
 @pytest.mark.parametrize('gpus, mps, want', [
     (2, False, 'cuda:1'),
     (0, True, 'mps'),
-    (0, False, 'cpu'),
 ])
 def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.is_available', lambda: gpus > 0)
@@ -1465,7 +1463,8 @@ def test_two_prepares_at_once_make_one_whole_folder():
     assert sum('preparing' in text for text in printed) == 1
     checked(Path('data/corpus-bpe1000'))
 
-def test_files_of_a_data_set_that_are_there_need_no_network():
+def test_files_of_a_data_set_that_are_there_need_no_network(monkeypatch):
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', pytest.fail)
     folder = Path('data/downloads')
     folder.mkdir(parents=True)
     for split in ('train', 'valid'):
@@ -1760,7 +1759,7 @@ def test_a_folder_of_nanogpt_trains_as_it_is(capsys):
     ids.tofile('nano/val.bin')
     run = train_here('a', '--dataset=nano --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
-    assert 'bits per byte |' not in capsys.readouterr().out
+    assert not re.search(r'\d bits per byte', capsys.readouterr().out)
     resume = 'train.py a/config.py --init_from=resume --max_iters=2'
     ids[::-1].tofile('nano/train.bin')
     assert 'other data' in refusal(capsys, resume)
