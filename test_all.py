@@ -7,13 +7,12 @@ transformers, the plain form, a file on disk) or checks a property that has to h
 """
 import gzip
 import hashlib
-import http.server
 import importlib
 import itertools
 import json
-import lzma
 import math
 import os
+import pkgutil
 import random
 import re
 import runpy
@@ -22,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import unicodedata
 from collections import Counter
@@ -30,13 +28,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
-import hypothesis
 import numpy as np
 import pytest
 import regex
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -47,8 +43,8 @@ import prepare
 import sample
 import tokenizer as tokenizer_module
 import train
-from configurator import Diverged, UserError
-from model import GPT, GPT2, GPTConfig
+from configurator import UserError
+from model import GPT, GPT2, GPTConfig, load_model
 from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, load_tokenizer,
                        plain_encode, plain_train, train_bpe)
 
@@ -64,8 +60,8 @@ def empty_folder(tmp_path, monkeypatch):
     connect = socket.socket.connect
 
     def connect_here(self, address):
-        local = self.family == getattr(socket, 'AF_UNIX', None) or address[0] in ('127.0.0.1', 'localhost', '::1')
-        assert local, f'a test asks for {address}, and none may need a network'
+        here = isinstance(address, (str, bytes)) or address[0] in ('127.0.0.1', 'localhost')
+        assert here, f'a test asks for {address}, and none may need a network'
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, 'connect', connect_here)
@@ -74,19 +70,15 @@ def empty_folder(tmp_path, monkeypatch):
     for s, handler in handlers.items():
         signal.signal(s, handler)
 
-def launch(*args, status=0, timeout=120, **env):
+def user_error(says):
+    return pytest.raises(UserError, match=says)
+
+def launch(*args, status=0, **env):
     """Runs `python <args>` in a process of its own, as a person would, and checks its exit status."""
     env = {**os.environ, 'OMP_NUM_THREADS': '1', **env}
-    done = subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True, timeout=timeout, env=env)
+    done = subprocess.run([sys.executable, *map(str, args)], capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == status, done.stdout + done.stderr
     return done
-
-def error_of(*args, **env):
-    """The one line on stderr with which a command that gets something wrong ends, with status 2."""
-    done = launch(*args, status=2, **env)
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith('error: '), done.stderr
-    return lines[0]
 
 def run_main(module, **knobs):
     """module.main() with these knobs, in this process: a new Python takes seconds."""
@@ -105,10 +97,12 @@ def set_knobs(module, knobs):
 CODE = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py'))
 CODE = CODE.replace(END_OF_TEXT, '<end>')[:70_000]
 
+def parts_of(text, size):
+    return [text[i:i + size] for i in range(0, len(text), size)]
+
 def write_corpus(path='corpus.txt', documents=30):
     """A small text of several documents: our own source code."""
-    size = len(CODE) // documents
-    parts = [CODE[i:i + size] for i in range(0, size * documents, size)]
+    parts = parts_of(CODE, len(CODE) // documents)[:documents]
     Path(path).write_text(END_OF_TEXT.join(parts), encoding='utf-8', newline='')
     return path
 
@@ -117,9 +111,8 @@ CHARS = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in 
 
 def random_text(rng, n=200):
     """Text that is hard on tokenizers: scripts, white space, contractions, digits, emoji, controls."""
-    bits = ['hello', ' world', " don't", "'LL", "'s", "'", '  ', '\n', '\n\n ', '\t', '\r\n', '123', '4567', 'é',
-            ' déjà', '你好', 'мир', ' العربية', '🙂', '👩‍👩‍👧', 'e\u0301', '\u3000', '\xa0', '\x00', '\x1c', '!?', '...',
-            ' (', '_', '<|', 'ſ', "'ſ", 'K']
+    bits = ("hello~ world~ don't~'LL~'s~'~  ~\n~\n\n ~\t~\r\n~123~4567~é~ déjà~你好~мир~ العربية"
+            "~🙂~👩‍👩‍👧~e\u0301~\u3000~\xa0~\x00~\x1c~!?~...~ (~_~<|~ſ~'ſ~K").split('~')
     return ''.join(rng.choice(bits) if rng.random() < 0.9 else rng.choice(CHARS) for _ in range(n))
 # -----------------------------------------------------------------------------
 # configurator.py
@@ -144,35 +137,25 @@ def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
     assert knobs_after('--a=10', 'c.py', 'c.py')['a'] == 7
 
 @pytest.mark.parametrize('argument, says', [
-    ('--aa=1', 'did you mean a'),
     ('--zzz=1', '--help'),
-    ('--=', '--help'),
-    ('--a=1.5', 'a whole number'),
     ('--on=1', 'True or False'),
-    ('--lr=x', 'a number'),
     ('--lr=inf', 'a number'),
     ('--a', '--a=value'),
-    ('hello', 'config file'),
-    ('missing.py', 'ls config'),
-    ('--gradient_accumulation_steps=4', 'micro_batch_size'),
-    ('--eval_iters=3', 'eval_tokens'),
 ])
 def test_an_argument_that_can_not_be_read_is_an_error_that_says_what_to_do(argument, says):
-    with pytest.raises(UserError, match=says):
+    with user_error(says):
         knobs_after(argument)
 
 @pytest.mark.parametrize('text, says', [
     ('nam = "y"', 'c.py.* did you mean name'),
     ('a = 1.5', 'c.py.* a whole number'),
-    ('a = None', 'c.py.* a whole number'),
     ('betas = [0.9, 0.95]', "c.py.* no knob 'betas'"),
-    ('a = 2\na = = 3', 'c.py, line 2'),
     ('a = 2\n\na = 1 / 0', 'c.py, line 3.*division'),
     ('name = "\xe9"', 'c.py.*utf-8'),
 ])
 def test_a_config_file_that_can_not_be_read_is_an_error_that_says_where(text, says):
     Path('c.py').write_text(text, encoding='latin-1')
-    with pytest.raises(UserError, match=says):
+    with user_error(says):
         knobs_after('c.py')
 
 def test_knobs_written_to_a_file_set_themselves_again():
@@ -203,32 +186,22 @@ config = configure(globals(), first)
 print(first.size, more)
 """
 
-@pytest.fixture
-def scripts(monkeypatch):
+def test_a_script_says_what_was_set_and_sets_it_in_the_script_whose_knobs_it_takes():
     Path('first.py').write_text(FIRST)
     Path('second.py').write_text(SECOND)
-    monkeypatch.setenv('PYTHONPATH', str(HERE))
-
-def test_a_script_says_what_was_set_and_sets_it_in_the_script_whose_knobs_it_takes(scripts):
-    out = launch('second.py', '--size=7', '--more=2').stdout
+    out = launch('second.py', '--size=7', '--more=2', PYTHONPATH=str(HERE)).stdout
     assert out.splitlines() == ['size = 7  (--size=7)', 'more = 2.0  (--more=2)', '7 2.0']
 
-def test_importing_a_script_reads_no_command_line(scripts):
-    out = launch('-c', 'import first; print(first.size)', '--size=7').stdout
-    assert out.splitlines() == ['4']
-
-def test_a_mistake_is_one_line_and_a_bug_keeps_its_traceback(scripts):
-    assert error_of('first.py', '--wide') == 'error: too wide; try less'
-    assert 'size' in error_of('first.py', '--siz=3')
-    bug = launch('first.py', '--size=0', status=1)
-    assert 'Traceback' in bug.stderr and 'ZeroDivisionError' in bug.stderr
+def test_a_bug_keeps_its_traceback():
+    Path('first.py').write_text(FIRST)
+    bug = launch('first.py', '--size=0', status=1, PYTHONPATH=str(HERE))
+    assert re.search('Traceback.*ZeroDivisionError', bug.stderr, re.S)
 
 @pytest.mark.parametrize('error, status, says', [
-    (Diverged('the loss is nan'), 3, 'diverged: the loss is nan'),
     (OSError(28, 'No space left on device'), 2, 'make room'),
     (KeyboardInterrupt(), 130, 'stopped'),
 ])
-def test_what_ends_a_script_decides_its_status(error, status, says, capsys):
+def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
     def main():
         raise error
 
@@ -238,33 +211,30 @@ def test_what_ends_a_script_decides_its_status(error, status, says, capsys):
     line, = capsys.readouterr().err.strip().splitlines()
     assert says in line
 
-@pytest.mark.parametrize('name', ['train', 'sample', 'prepare', 'bench'])
-def test_help_prints_every_knob_with_its_comment(name):
+@pytest.mark.parametrize('name, line', [
+    ('train', '--n_kv_head=0 .* heads of keys and values'),
+    ('sample', '--top_k=0 .* only the k likeliest'),
+    ('prepare', '--pattern=.gpt2. .* how bpe cuts'),
+    ('bench', '--learning_rate=0.006 .* the highest'),
+])
+def test_help_prints_every_knob_with_its_comment(name, line):
     out = launch(HERE / f'{name}.py', '--help').stdout
-    sources = [(HERE / f'{file}.py').read_text(encoding='utf-8') for file in (name, 'train', 'model')]
-    lines = re.findall(r'^ *([a-z]\w*)(?:: \w+)? = .*  # (.*)$', ''.join(sources), re.M)
-    comments = dict(reversed(lines))        # the first counts
+    assert re.search(line, out)
     for knob in sys.modules[name].config:
-        line = re.search(rf'^ *--{knob}=.*', out, re.M)
-        assert line, knob
-        assert comments.get(knob, '') in line[0]
+        assert f'\n  --{knob}=' in out
 
 def test_no_file_runs_text_or_unpickles_but_config_files():
     import ast
     runs = r'(?<![.\w])(?:eval|exec|__import__)\(|os\.(?:system|popen|exec)|shell=True|' \
            r'torch\.load|allow_pickle=True|import (?:pickle|marshal|shelve)'
     found = []
-    for path in (*HERE.glob('[a-z]*.py'), *HERE.glob('config/*.py')):
-        if path != Path(__file__):
-            without_comments = ast.unparse(ast.parse(path.read_bytes()))
-            found += [(path.name, call) for call in re.findall(runs, without_comments)]
+    for path in {*HERE.glob('*.py'), *HERE.glob('config/*.py')} - {Path(__file__).resolve()}:
+        without_comments = ast.unparse(ast.parse(path.read_bytes()))
+        found += [(path.name, call) for call in re.findall(runs, without_comments)]
     assert found == [('configurator.py', 'exec(')]
 
 # -----------------------------------------------------------------------------
 # tokenizer.py
-
-def parts_of(text, size):
-    return [text[i:i + size] for i in range(0, len(text), size)]
 
 def train_on(text, vocab_size, special_tokens=(), pattern='gpt2', workers=1):
     Path('text.txt').write_bytes(text.encode())
@@ -282,18 +252,14 @@ def test_the_plain_form_trains_as_worked_out_by_hand():
 def tied_text(rng):
     """Short words of a few letters, whose pairs are often equally frequent and often overlap."""
     letters = rng.choice(['a', 'ab', 'abc', 'aé', 'ab '])
-    words = []
-    for _ in range(rng.randrange(1, 12)):
-        size = rng.randrange(1, 9)
-        words.append(''.join(rng.choices(letters, k=size)))
-    size = rng.randrange(1, 120)
-    return ' '.join(rng.choices(words, k=size))
+    words = [''.join(rng.choices(letters, k=rng.randrange(1, 9))) for _ in range(rng.randrange(1, 12))]
+    return ' '.join(rng.choices(words, k=rng.randrange(1, 120)))
 
 def test_training_equals_the_plain_form_on_texts_full_of_ties():
     rng = random.Random(0)
     for _ in range(250):
         text = tied_text(rng)
-        room = rng.choice([1, 5, 20, 1000])
+        room = rng.choice([0, 1, 5, 20, 1000])
         vocab, merges = train_on(text, 256 + room)
         assert merges == plain_train(text, room)
         tokens = [bytes([i]) for i in range(256)]
@@ -301,61 +267,32 @@ def test_training_equals_the_plain_form_on_texts_full_of_ties():
         assert vocab == dict(enumerate(tokens))
 
 @pytest.mark.parametrize('pattern', PATTERNS)
-def test_training_equals_the_plain_form_on_hard_text(pattern):
+def test_training_equals_the_plain_form_on_hard_text_in_small_blocks(pattern, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, 'BLOCK', 50)
     text = random_text(random.Random(1), 2000) + CODE[:2000]
     _, merges = train_on(text, 256 + 100, pattern=pattern)
     assert merges == plain_train(text, 100, pattern)
 
-def code_lines():
-    """Lines that have the same words whether they stand together or apart."""
-    lines = [line.strip() for line in CODE[:10_000].splitlines()]
-    return [line + '\n' for line in lines if line]
-
 @pytest.mark.parametrize('workers', [1, 2, 5])
-def test_training_gives_the_same_merges_for_any_number_of_workers(workers, monkeypatch):
+def test_training_gives_the_same_merges_for_any_number_of_workers_and_order_of_files(workers, monkeypatch):
     monkeypatch.setattr(tokenizer_module, 'BLOCK', 2000)
-    text = END_OF_TEXT.join(code_lines())
-    vocab, merges = train_on(text, 357, [END_OF_TEXT], workers=workers)
-    assert merges == plain_train(''.join(code_lines()), 100)
-    assert vocab[356] == END_OF_TEXT.encode()
-    assert len(vocab) == 357
-
-def test_training_does_not_depend_on_the_order_of_files():
-    lines = code_lines()
+    # lines that have the same words whether they stand together or apart
+    lines = [line.strip() + '\n' for line in CODE[:10_000].splitlines() if line.strip()]
     for i, name in enumerate('abc'):
-        text = ''.join(lines[i::3])
+        text = END_OF_TEXT.join(lines[i::3])
         Path(name).write_text(text, encoding='utf-8')
-    want = train_on(''.join(lines), 400)
-    for order in itertools.permutations('abc'):
-        assert train_bpe([*order], 400) == want
+    vocab, merges = train_bpe(['c', 'a', 'b'], 357, [END_OF_TEXT], workers=workers)
+    assert merges == plain_train(''.join(lines), 100)
+    assert vocab[356] == END_OF_TEXT.encode()
 
 def test_counts_go_beyond_32_bits_and_one_more_decides():
-    merge_words = tokenizer_module.merge_words
-    counts = {b'xy': 2 ** 40, b'zw': 2 ** 40 + 1, b'xyq': 2 ** 33}
-    _, merges = merge_words(counts, 259)
-    assert merges == [(b'x', b'y'), (b'z', b'w'), (b'xy', b'q')]
-    counts = {b'ab': 2 ** 53, b'cd': 2 ** 53 + 1}
-    _, merges = merge_words(counts, 257)
-    assert merges == [(b'c', b'd')]
-
-def test_training_reports_every_merge_as_progress():
-    seen = []
-    counts = {b'some': 5, b'words': 4, b'here': 3}
-    _, merges = tokenizer_module.merge_words(counts, 300, progress=seen.append)
-    assert sum(seen) == len(merges) == 10
+    counts = {b'ab': 2 ** 53 + 1, b'cd': 2 ** 53, b'ef': 5}
+    _, merges = tokenizer_module.merge_words(counts, 257)
+    assert merges == [(b'a', b'b')]
 
 def test_no_merge_crosses_a_special_token():
-    vocab, merges = train_on('ab<|x|>ab<|x|>ab' * 50, 300, ['<|x|>'])
+    _, merges = train_on('ab<|x|>ab<|x|>ab' * 50, 300, ['<|x|>'])
     assert merges == [(b'a', b'b'), (b'ab', b'ab')]     # the last of one and the first of the next stand together
-    assert len(vocab) == 259
-
-@pytest.mark.parametrize('text', ['', 'a', '\n', 'é', '\xff'])
-def test_a_text_with_next_to_nothing_in_it_is_trained_on(text):
-    vocab, merges = train_on(text, 300)
-    assert merges == plain_train(text, 44)
-    tok = Tokenizer(vocab, merges)
-    assert tok.decode(tok.encode(text)) == text
-    assert tok.decode(tok.encode_to_numpy(text)) == text
 
 # -----------------------------------------------------------------------------
 
@@ -371,15 +308,12 @@ def trained(request, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def reference(trained):
-    return as_tiktoken(trained)
-
-def as_tiktoken(tok):
     import tiktoken
-    special = tok.special_ids
-    ranks = {token: i for i, token in tok.vocab.items()}
+    special = trained.special_ids
+    ranks = {token: i for i, token in trained.vocab.items()}
     for token in special:
         del ranks[token.encode()]
-    pattern = PATTERNS[tok.pattern_name]
+    pattern = PATTERNS[trained.pattern_name]
     return tiktoken.Encoding('ours', pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
 def test_a_text_has_the_ids_of_tiktoken_and_of_the_plain_form(trained, reference):
@@ -387,21 +321,13 @@ def test_a_text_has_the_ids_of_tiktoken_and_of_the_plain_form(trained, reference
     trained.forget()
     for i in range(400):
         text = random_text(rng, rng.randrange(60))
-        ids = trained.encode_ordinary(text)
+        ids = trained.encode(text)
         assert ids == reference.encode_ordinary(text), repr(text)
         assert ids == trained.encode_ordinary(text)         # now that its words are known
         assert trained.decode(ids) == text
         if i < 50:
             tokens = [trained.vocab[i] for i in ids]
             assert tokens == plain_encode(text, trained.merges, trained.pattern_name)
-
-@pytest.mark.parametrize('size', [20, 2900, 3100, 60_000])
-def test_short_and_long_texts_have_the_ids_of_tiktoken(trained, reference, size):
-    text = CODE[:size]
-    ids = reference.encode_ordinary(text)
-    assert trained.encode(text) == ids
-    assert trained.encode_ordinary(text) == ids
-    assert trained.encode_to_numpy(text).tolist() == ids
 
 def same_together(tok, reference, texts):
     """Are the ids of many texts those of tiktoken, when they are encoded at once with a token between them?"""
@@ -415,26 +341,13 @@ def same_together(tok, reference, texts):
 def test_many_texts_at_once_have_the_ids_of_tiktoken(trained, reference):
     rng = random.Random(12)
     trained.forget()
-    texts = [random_text(rng, rng.randrange(40)) for _ in range(500)]
-    assert same_together(trained, reference, texts)
     texts = [random_text(rng, rng.randrange(12)) for _ in range(10_000)]
     assert same_together(trained, reference, texts)
     assert same_together(trained, reference, ['', '', 'a', ''])
 
 def test_every_character_has_the_ids_of_tiktoken(trained, reference):
-    together = parts_of(''.join(CHARS), 8)
-    assert same_together(trained, reference, together)
-    between = [f'a{c} b' for c in CHARS[:8000]]
-    assert same_together(trained, reference, between)
-
-def test_every_two_bytes_that_are_text_have_the_ids_of_tiktoken(trained, reference):
-    texts = []
-    for a in range(256):
-        for b in range(256):
-            text = bytes([a, b]).decode(errors='ignore')
-            if len(text.encode()) == 2:
-                texts.append(text)
-    assert len(texts) == 128 * 128 + 30 * 64        # two ASCII characters, or one of two bytes
+    texts = parts_of(''.join(CHARS), 8)
+    texts += [f'a{c} b' for c in CHARS[:8000]]
     assert same_together(trained, reference, texts)
 
 def test_a_long_text_has_the_ids_of_tiktoken_wherever_it_begins(trained, reference):
@@ -444,77 +357,50 @@ def test_a_long_text_has_the_ids_of_tiktoken_wherever_it_begins(trained, referen
         ids = trained.encode_to_numpy(text[i:])
         assert ids.tolist() == reference.encode_ordinary(text[i:])
 
-def test_long_words_have_the_ids_of_tiktoken(trained, reference):
+def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
     rng = random.Random(3)
-    words = [c * n for c in ('a', 'ab', ' ', '🙂') for n in (99, 333, 9000)]
-    words.append('a' * 140_000)
-    words.append(' ' * 140_000 + 'a')
-    for size in 14, 15, 16, 17, 400:
-        word = rng.choices('etaoin', k=size)
-        words.append(''.join(word))
-    for word in words:
-        ids = reference.encode_ordinary(word)
-        assert trained.encode_ordinary(word) == ids
-        assert trained.encode_to_numpy(word).tolist() == ids
-
-def products(letters, n):
-    return [''.join(t) for t in itertools.product(letters, repeat=n)]
-
-def counted_words(text, pattern):
-    """How often each word occurs, as training counts them."""
-    counted = tokenizer_module.count_words(pattern)(text.encode())
-    return tokenizer_module.add_counts([counted], pattern)
-
-@pytest.mark.parametrize('size', [14, 15, 16, 17])
-def test_a_run_of_one_byte_is_no_other_run(trained, size):
-    # long pieces and short ones share an index, whose keys must not meet
-    zeros = '\0' * 16 + 'a' + '\0' * size + ' filled up' * 400
-    assert trained.decode(trained.encode_to_numpy(zeros)) == zeros
+    texts = [c * n for c in ('a', 'ab', ' ', '🙂') for n in (99, 333, 9000)]
+    texts += [''.join(rng.choices('etaoin', k=n)) for n in (14, 15, 16, 17, 400)]
+    texts += ['a' * 140_000, ' ' * 140_000 + 'a', CODE]
+    # long pieces and short ones share an index, where their keys must not meet
+    texts.append('\0' * 16 + 'a' + '\0' * 15 + ' and more' * 400)
+    for text in texts:
+        ids = reference.encode_ordinary(text)
+        assert trained.encode(text) == ids
+        assert trained.encode_ordinary(text) == ids
+        assert trained.encode_to_numpy(text).tolist() == ids
 
 @pytest.mark.parametrize('pattern', PATTERNS)
 def test_text_is_cut_into_the_words_of_the_pattern(pattern):
-    findall = regex.compile(PATTERNS[pattern]).findall
     hard = "as7!' \t\n\u3000é"
-    texts = products(hard, 1) + products(hard, 2) + products(hard, 3)
-    texts.append('Q'.join(products(hard, 4)))
+    texts = [''.join(t) for t in itertools.product(hard, repeat=3)]
+    texts.append('Q'.join(map(''.join, itertools.product(hard, repeat=4))))
     for text in texts:
-        words = [word.encode() for word in findall(text)]
-        assert counted_words(text, pattern) == Counter(words), repr(text)
+        words = regex.findall(PATTERNS[pattern], text)
+        counted = tokenizer_module.count_words(pattern)(text.encode())
+        found = tokenizer_module.add_counts([counted], pattern)
+        assert found == Counter(word.encode() for word in words), repr(text)
 
-@hypothesis.given(st.text())
-@hypothesis.settings(max_examples=100, deadline=None)
-def test_any_text_comes_back(trained, text):
-    ids = trained.encode_ordinary(text)
-    assert trained.decode(ids) == text
-    assert trained.encode_to_numpy(text).tolist() == trained.encode(text)
-
-FILES = [b'', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n', 'é\u2028\x85'.encode()]
-
-@pytest.mark.parametrize('raw', FILES)
-def test_any_file_that_is_utf8_comes_back_byte_by_byte(raw):
+@pytest.mark.parametrize('raw', [b'', b'a', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n',
+                                 'é\u2028\x85'.encode()])
+def test_any_file_that_is_utf8_is_trained_on_and_comes_back_byte_by_byte(raw):
     Path('file.txt').write_bytes(raw)
-    tok = Tokenizer(*train_bpe('file.txt', 260))
-    assert tok.decode_bytes(tok.encode(raw.decode())) == raw
+    text = raw.decode()
+    vocab, merges = train_bpe('file.txt', 300)
+    assert merges == plain_train(text, 44)
+    tok = Tokenizer(vocab, merges)
+    assert tok.decode_bytes(tok.encode(text)) == raw
     assert tok.decode_bytes(tok.encode_bytes(raw)) == raw
-    assert ByteTokenizer().encode(raw.decode()) == [*raw]
-
-def test_bytes_are_decoded_together_since_half_a_character_is_none():
-    tok = ByteTokenizer()
-    ids = tok.encode('é')
-    assert tok.decode(ids) == 'é'
-    assert [tok.decode([i]) for i in ids] == ['\ufffd', '\ufffd']
 
 def test_ids_are_decoded_from_lists_arrays_and_tensors():
     tok = ByteTokenizer()
-    assert tok.decode([72, 105]) == 'Hi'
-    assert tok.decode(np.array([72, 105], np.uint8)) == 'Hi'
-    assert tok.decode(torch.tensor([72, 105])) == 'Hi'
+    for ids in ([72, 105], np.array([72, 105]), torch.tensor([72, 105])):
+        assert tok.decode(ids) == 'Hi'
     assert tok.decode([]) == ''
-
-@pytest.mark.parametrize('bad', [257, -1, 10 ** 12])
-def test_what_is_no_id_is_not_decoded(bad):
-    with pytest.raises(ValueError, match='ids of the vocabulary of 257'):
-        ByteTokenizer().decode([5, bad])
+    assert tok.decode([0xc3]) == '\ufffd'       # half a character
+    for bad in (257, -1):
+        with pytest.raises(ValueError, match='ids of the vocabulary of 257'):
+            tok.decode([5, bad])
 
 # -----------------------------------------------------------------------------
 
@@ -526,51 +412,18 @@ def cut_at_random(rng, text):
         text = text[size:]
     return chunks
 
-def test_blocks_are_cut_where_no_token_can_cross(trained):
+def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained, monkeypatch):
     rng = random.Random(4)
     specials = [END_OF_TEXT, '<|pad|>', '<|a b|>', 'x<|pad|>yz']
     tok = Tokenizer(trained.vocab, trained.merges, specials, trained.pattern_name)
     others = ['x', 'yz', END_OF_TEXT[:5], '  \n ', " it's ", ' plain words\nand lines ']
     for _ in range(700):
+        monkeypatch.setattr(tokenizer_module, 'STREAM', rng.choice([1, 7, 40, 300]))
         bits = [random_text(rng, 6), *specials, *others]
         text = ''.join(rng.choices(bits, k=10))
-        chunks = cut_at_random(rng, text.encode())
-        size = rng.choice([1, 7, 40, 300])
-        found = [*tokenizer_module.blocks(chunks, size, specials)]
-        assert b''.join(found) == text.encode()
-        ids = [tok.encode(block.decode()) for block in found]
-        assert [*itertools.chain(*ids)] == tok.encode(text)
-
-SOME_TEXTS = {
-    'one document': CODE,
-    'many documents': END_OF_TEXT.join(parts_of(CODE, 700)),
-    'a short one and a long one': 'short' + END_OF_TEXT + CODE,
-}
-
-@pytest.mark.parametrize('name', SOME_TEXTS)
-def test_blocks_are_about_as_large_as_asked(name):
-    chunks = parts_of(SOME_TEXTS[name].encode(), 100)
-    found = tokenizer_module.blocks(chunks, 5000, [END_OF_TEXT])
-    sizes = [len(block) for block in found]
-    assert max(sizes) <= 5100
-    assert min(sizes[:-1]) >= 2500
-
-def test_blocks_begin_with_a_special_token_where_one_is_near():
-    text = b'some words and more<|x|>' * 100
-    found = [*tokenizer_module.blocks([text], 100, ['<|x|>'])]
-    assert found[-1].startswith(b'<|x|>')
-    assert b''.join(found) == text
-
-def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained):
-    rng = random.Random(4)
-    for _ in range(8):
-        bits = [random_text(rng, 300), *SPECIALS, END_OF_TEXT[:5], CODE[:9000]]
-        text = ''.join(rng.choices(bits, k=60))
         chunks = cut_at_random(rng, text)
-        assert [*trained.encode_iterable(chunks)] == trained.encode(text)
-    by_character = trained.encode_iterable(text[:5000])
-    assert [*by_character] == trained.encode(text[:5000])
-    assert [*trained.encode_iterable([])] == []
+        assert [*tok.encode_iterable(chunks)] == tok.encode(text)
+    assert [*tok.encode_iterable([])] == []
 
 def test_a_stream_does_not_wait_for_its_end(trained):
     endless = itertools.cycle(['these words ', 'come again\n'])
@@ -580,30 +433,15 @@ def test_a_stream_does_not_wait_for_its_end(trained):
 def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
     specials = ['<|a|>', '<|a|><|a|>', '<|a|>b', 'b<|']
     tok = ByteTokenizer(specials)
-    names = {i: token for token, i in tok.special_ids.items()}
-    longest_first = sorted(specials, key=len, reverse=True)
-    longest_first = re.compile('|'.join(map(re.escape, longest_first)))
+    longest_first = sorted(map(re.escape, specials), key=len, reverse=True)
     rng = random.Random(7)
-    bits = ['<|', 'a', '|>', 'b', '<|a|>', '|']
     for _ in range(3000):
-        text = ''.join(rng.choices(bits, k=12))
+        text = ''.join(rng.choices(['<|', 'a', '|>', 'b', '<|a|>', '|'], k=12))
         ids = tok.encode(text)
-        found = [names[i] for i in ids if i in names]
-        assert found == longest_first.findall(text)
+        found = [tok.vocab[i].decode() for i in ids if i > 255]
+        assert found == re.findall('|'.join(longest_first), text)
         assert tok.decode(ids) == text
         assert tok.encode_ordinary(text) == list(text.encode())
-
-@pytest.mark.parametrize('kind', ['byte', 'char'])
-def test_a_byte_that_no_text_has_stands_for_special_tokens(kind):
-    tok = ByteTokenizer(SPECIALS) if kind == 'byte' else CharTokenizer('ab', SPECIALS)
-    a, b = tok.encode('ab')
-    end, pad = tok.special_ids.values()
-    ids = tok.encode_bytes(b'a\xffb\xff', end)
-    assert ids.tolist() == [a, end, b, end]
-    ids = tok.encode_bytes(b'\xffa\xff', [pad, end])
-    assert ids.tolist() == [pad, a, end]
-    assert tok.encode('a<|pad|>b') == [a, pad, b]
-    assert len(tok.encode_bytes(b'')) == 0
 
 # -----------------------------------------------------------------------------
 
@@ -618,36 +456,25 @@ def some_tokenizer(kind, text=CODE[:20_000]):
     return ByteTokenizer()
 
 @pytest.mark.parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
-def test_a_saved_tokenizer_opens_here_as_it_was(kind):
+def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind):
+    import tokenizers
     tok = some_tokenizer(kind)
     tok.save('tokenizer.json')
     again = load_tokenizer('tokenizer.json')
     again.save('again.json')
     assert Path('again.json').read_bytes() == Path('tokenizer.json').read_bytes()
-    assert type(again) is type(tok)
-    assert again.vocab == tok.vocab
-    assert again.eot == tok.eot
-    assert again.encode(CODE + END_OF_TEXT) == tok.encode(CODE + END_OF_TEXT)
-
-@pytest.mark.parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
-def test_a_saved_tokenizer_opens_in_hugging_face_with_the_same_ids(kind):
-    import tokenizers
-    import transformers
-    tok = some_tokenizer(kind)
-    tok.save('tokenizer.json')
+    assert (type(again), again.eot) == (type(tok), tok.eot)
     theirs = tokenizers.Tokenizer.from_file('tokenizer.json')
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_file='tokenizer.json')
     rng = random.Random(8)
-    texts = [CODE[:3000], 'x' + END_OF_TEXT + '\n\ny', 'one two', ' a\n\n b']
+    texts = [CODE[:3100] + END_OF_TEXT + 'x', 'x' + END_OF_TEXT + '\n\ny', '<unk> one two', ' a\n\n b']
     texts += [random_text(rng, 20) for _ in range(40)]
     for text in texts:
         ids = tok.encode(text)
-        assert theirs.encode(text).ids == ids
-        assert fast(text)['input_ids'] == ids
+        assert again.encode(text) == theirs.encode(text).ids == ids
         assert theirs.decode(ids, skip_special_tokens=False) == tok.decode(ids)
 
 @pytest.mark.parametrize('pattern', PATTERNS)
-def test_a_tokenizer_that_hugging_face_made_keeps_its_ids(pattern):
+def test_the_files_of_a_tokenizer_that_hugging_face_made_keep_its_ids(pattern):
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Theirs
     theirs = Theirs(models.BPE())
@@ -662,148 +489,99 @@ def test_a_tokenizer_that_hugging_face_made_keeps_its_ids(pattern):
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=[END_OF_TEXT], show_progress=False,
                                   initial_alphabet=ByteLevel.alphabet())
     theirs.train_from_iterator([CODE], trainer)
+    theirs.model.save('.')          # as GPT-2 came: vocab.json and merges.txt
     theirs.add_special_tokens(['<|pad|>'])
     theirs.save('theirs.json')
 
-    tok = Tokenizer.load('theirs.json')
-    assert tok.special_ids == {END_OF_TEXT: 0, '<|pad|>': 500}
-    text = CODE[:5000] + END_OF_TEXT + "déjà 你好  <|pad|> 12345\t\r\n\n it's"
-    ids = tok.encode(text)
-    assert ids == theirs.encode(text).ids
-    assert tok.decode(ids) == text
-
-def test_gpt2s_pair_of_files_opens_with_its_own_ids(trained):
-    printable = tokenizer_module.printable
-    n = len(trained.vocab) - len(SPECIALS)
-    shuffled = [i * 7 % n for i in range(n)]        # GPT-2 numbers bytes in an order of its own
-    vocab = {END_OF_TEXT: n}
-    for i in range(n):
-        token = printable(trained.vocab[i])
-        vocab[token] = shuffled[i]
-    Path('vocab.json').write_text(json.dumps(vocab))
-    merges = [' '.join(map(printable, pair)) for pair in trained.merges]
-    lines = ['#version: 0.2', *merges, '']
-    Path('merges.txt').write_text('\n'.join(lines), encoding='utf-8')
-    tok = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=trained.pattern_name)
-    assert tok.eot == n
-    for text in CODE, 'as short as this':
-        ids = trained.encode(text)
-        assert tok.encode(text) == [shuffled[i] for i in ids]
-
-def test_an_unknown_character_is_unk():
-    tok = CharTokenizer('abc')
-    ids = tok.encode('abz')
-    assert ids == [0, 1, tok.unknown]
-    assert tok.decode(ids) == 'ab<unk>'
-    assert tok.encode('<unk>').count(tok.unknown) == 5      # text does not name it: five characters it never saw
-
-def test_an_unknown_word_is_unk():
-    tok = WordTokenizer([' ', 'the', 'cat'])
-    ids = tok.encode('the dog' + END_OF_TEXT)
-    assert ids == [1, 0, tok.unknown, tok.eot]
-    assert tok.encode_to_numpy('the dog').tolist() == ids[:3]
-    assert tok.vocab_size == 5
+    one = Tokenizer.load('theirs.json')
+    pair = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=pattern)
+    assert one.special_ids == pair.special_ids | {'<|pad|>': 500} == {END_OF_TEXT: 0, '<|pad|>': 500}
+    text = CODE[:5000] + END_OF_TEXT + "déjà 你好  12345\t\r\n\n it's"
+    for tok in one, pair:
+        ids = tok.encode(text)
+        assert ids == theirs.encode(text).ids
+        assert tok.decode(ids) == text
+    assert one.encode('a <|pad|> b') == theirs.encode('a <|pad|> b').ids
 
 # -----------------------------------------------------------------------------
 
-# which tokenizer | what in its file | what it is set to
+# which tokenizer | what is in its file | what it is made
 REFUSED = r'''
-gpt2 | normalizer | {"type": "NFC"}
-gpt2 | truncation | {"max_length": 2}
-gpt2 | post_processor | {"type": "TemplateProcessing", "single": [1]}
-gpt2 | pre_tokenizer | null
-gpt2 | pre_tokenizer | {"type": "Whitespace"}
-gpt2 | pre_tokenizer add_prefix_space | true
-gpt2 | pre_tokenizer use_regex | false
-gpt4 | pre_tokenizer pretokenizers 0 pattern Regex | "\\S+"
-gpt4 | pre_tokenizer pretokenizers 0 invert | true
-gpt2 | model | null
-gpt2 | model type | "Unigram"
-gpt2 | model dropout | 0.1
-gpt2 | model byte_fallback | true
-gpt2 | model ignore_merges | true
-gpt2 | model continuing_subword_prefix | "##"
-gpt2 | model merges 0 | ["zz", "zz"]
-gpt2 | model merges 0 | "a"
-gpt2 | model merges 1 | ["h", "e"]
-gpt2 | model vocab a | 5
-gpt2 | model vocab a | -1
-gpt2 | model vocab a | 1000000000000
-gpt2 | added_tokens 0 lstrip | true
-gpt2 | added_tokens 0 single_word | true
-gpt2 | added_tokens 0 id | 5
-gpt2 | added_tokens 0 content | "a"
-gpt2 | added_tokens 0 content | ""
-word | pre_tokenizer pattern Regex | "\\S+"
-word | pre_tokenizer behavior | "Contiguous"
-word | model unk_token | "the"
-char | pre_tokenizer invert | false
-char | model vocab a | 77
+gpt2 | "normalizer": null | "normalizer": {"type": "NFC"}
+gpt2 | "truncation": null | "truncation": {"max_length": 2}
+gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]}
+gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": {
+gpt2 | "ByteLevel" | "Whitespace"
+gpt2 | "add_prefix_space": false | "add_prefix_space": true
+gpt2 | "use_regex": true | "use_regex": false
+gpt4 | (?i:'s | (?i:'s+
+gpt4 | "invert": false | "invert": true
+gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE"
+gpt2 | "BPE" | "Unigram"
+gpt2 | "BPE" | "BPE", "dropout": 0.1
+gpt2 | "BPE" | "BPE", "byte_fallback": true
+gpt2 | "BPE" | "BPE", "ignore_merges": true
+gpt2 | "BPE" | "BPE", "continuing_subword_prefix": "##"
+gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"]
+gpt2 | "merges": [["h", "e"] | "merges": ["a"
+gpt2 | ["he", "n"] | ["h", "e"]
+gpt2 | "a": 97 | "a": 5
+gpt2 | "a": 97 | "a": -1
+gpt2 | "a": 97 | "a": 1000000000000
+gpt2 | "lstrip": false | "lstrip": true
+gpt2 | "single_word": false | "single_word": true
+gpt2 | "id": 268 | "id": 5
+gpt2 | "content": "<|endoftext|>" | "content": "a"
+gpt2 | "content": "<|endoftext|>" | "content": ""
+word | [\\w | [\\S
+word | "Removed" | "Contiguous"
+word | "unk_token": "<unk>" | "unk_token": "the"
+char | "invert": true | "invert": false
+char | "a": 1 | "a": 77
 '''.strip().splitlines()
 
 @pytest.mark.parametrize('case', REFUSED)
 def test_a_file_that_would_give_others_other_ids_is_refused(case):
-    kind, path, value = case.split(' | ')
+    kind, old, new = case.split(' | ')
     some_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
     load_tokenizer('t.json')
-    data = json.loads(Path('t.json').read_text(encoding='utf-8'))
-    part = data
-    *path, last = path.split()
-    for key in path:
-        part = part[int(key) if key.isdigit() else key]
-    part[int(last) if last.isdigit() else last] = json.loads(value)
-    Path('t.json').write_text(json.dumps(data))
-    with pytest.raises(UserError, match='t.json is no tokenizer this project can use'):
+    text = json.dumps(configurator.read_json('t.json'))
+    assert old in text
+    Path('t.json').write_text(text.replace(old, new, 1))
+    with user_error('t.json is no tokenizer this project can use'):
         load_tokenizer('t.json')
 
-@pytest.mark.parametrize('text', ['', '{', '[]', '{}', '{"version": "1.0"}'])
-def test_what_is_no_tokenizer_at_all_is_refused(text):
-    Path('t.json').write_text(text)
-    with pytest.raises(UserError, match='t.json'):
+def test_what_is_no_tokenizer_at_all_is_refused():
+    Path('t.json').write_text('[]')
+    with user_error('t.json holds no JSON object'):
         load_tokenizer('t.json')
-
-BYTES = {i: bytes([i]) for i in range(256)}
-WITH_AB = {**BYTES, 256: b'ab'}
 MERGE = b'a', b'b'
 
-def test_a_special_token_that_is_an_ordinary_one_is_refused():
-    with pytest.raises(UserError, match="'a' is an ordinary one"):
-        Tokenizer(BYTES, [], ['a'])
-    with pytest.raises(UserError, match="'ab' is an ordinary one"):
-        Tokenizer(WITH_AB, [MERGE], ['ab'])
-    with pytest.raises(UserError, match='can not be empty'):
-        Tokenizer(BYTES, [], [''])
+@pytest.mark.parametrize('merges, special, says', [
+    ([], 'a', "'a' is an ordinary one"),
+    ([MERGE], 'ab', "'ab' is an ordinary one"),
+    ([], '', 'can not be empty'),
+    ([(b'a', b'c')], 'xx', "lacks b'ac'"),
+    ([MERGE, MERGE], 'xx', 'twice'),
+])
+def test_a_vocabulary_that_does_not_fit_together_is_refused(merges, special, says):
+    vocab = {i: bytes([i]) for i in range(256)} | {256: b'ab'}
+    with user_error(says):
+        Tokenizer(vocab, merges, [special])
 
-def test_merges_that_do_not_fit_the_vocabulary_are_refused():
-    with pytest.raises(UserError, match="lacks b'ab'"):
-        Tokenizer(BYTES, [MERGE])
-    with pytest.raises(UserError, match='twice'):
-        Tokenizer(WITH_AB, [MERGE, MERGE])
-
-def test_a_vocabulary_needs_room_for_bytes_and_special_tokens():
-    with pytest.raises(UserError, match='give 257 or more'):
-        train_on('text', 256, [END_OF_TEXT])
-    vocab, merges = train_on('text', 257, [END_OF_TEXT])
-    assert len(vocab) == 257 and merges == []
-
-@pytest.mark.parametrize('at', [0, 5, 2999])
-@pytest.mark.parametrize('size', [1 << 20, 7])
-def test_text_that_is_not_utf8_is_named_with_its_place(at, size, monkeypatch):
-    monkeypatch.setattr(tokenizer_module, 'BLOCK', size)
-    good = 'words é '.encode() * 400
-    Path('bad.txt').write_bytes(good[:at] + b'\xff' + good)
-    with pytest.raises(UserError, match=f'bad.txt is not UTF-8: byte {at} is 0xff'):
+@pytest.mark.parametrize('raw, says', [
+    (b'a word, ' * 400 + 'é'.encode() + b'\xff words', 'byte 3202 is 0xff'),
+    ('abcdé'.encode()[:-1], 'byte 4 is 0xc3'),
+])
+def test_text_that_is_not_utf8_is_named_with_its_place(raw, says, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, 'BLOCK', 7)
+    Path('bad.txt').write_bytes(raw)
+    with user_error(f'bad.txt is not UTF-8: {says}'):
         train_bpe('bad.txt', 300, workers=1)
 
-def test_half_a_character_at_the_end_is_named_with_its_place():
-    Path('bad.txt').write_bytes('abcdé'.encode()[:-1])
-    with pytest.raises(UserError, match='byte 4 is 0xc3'):
-        train_bpe('bad.txt', 300)
-
-@pytest.mark.parametrize('bad', [b"new'\xc3a\xa9", b'\xff\xe9'])
-def test_bytes_that_are_no_text_leave_the_tokenizer_as_it_was(trained, reference, bad):
+def test_bytes_that_are_no_text_leave_the_tokenizer_as_it_was(trained, reference):
     with pytest.raises(ValueError):
-        trained.encode_bytes(bad)
+        trained.encode_bytes(b"new'\xc3a\xa9")
     text = random_text(random.Random(1), 300)
     assert same_together(trained, reference, [text])
 
@@ -812,21 +590,16 @@ def test_threads_share_a_tokenizer(trained):
     texts = parts_of(random_text(random.Random(1), 2000), 30)
     want = [trained.encode(text) for text in texts]
 
-    def encode_all(seed):
-        order = list(range(len(texts)))
-        random.Random(seed).shuffle(order)
-        for i in order:
-            assert trained.encode(texts[i]) == want[i]
-            assert trained.encode_to_numpy(texts[i]).tolist() == want[i]
+    def encode_all(_):
+        return [trained.encode_to_numpy(text).tolist() for text in texts]
 
     trained.forget()
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(6) as pool:
-            list(pool.map(encode_all, range(6)))
-    finally:
-        sys.setswitchinterval(before)
+    with ThreadPoolExecutor(6) as pool:
+        found = [*pool.map(encode_all, range(6))]
+    sys.setswitchinterval(before)
+    assert found == 6 * [want]
 
 SPAWN = '''
 import sys
@@ -867,7 +640,6 @@ SETTINGS = {
 }
 every_setting = pytest.mark.parametrize('name', SETTINGS)
 close = torch.testing.assert_close
-load_model = model_module.load_model
 
 def small_config(name='qwen3', **fields):
     return GPTConfig(**{**SMALL, **SETTINGS[name], **fields})
@@ -914,23 +686,15 @@ def test_attention_and_norms_are_those_of_torch():
     layer = model_module.LayerNorm(30, 1e-3, bias=True)
     close(layer(x), F.layer_norm(x, (30,), eps=1e-3))
 
-@pytest.mark.parametrize('dtype, tol', [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize('rows', [1, 5, 40])
 @torch.no_grad()
-def test_a_linear_layer_is_that_of_torch_for_few_rows_and_many(rows, dtype, tol):
-    x = torch.randn(1, rows, 30).to(dtype)
+def test_a_linear_layer_is_that_of_torch_for_few_rows_and_many(rows):
+    x = torch.randn(1, rows, 30)
     layer = model_module.Linear(30, 20, bias=True)
     layer.bias.normal_()
-    want = F.linear(x.float(), layer.weight, layer.bias)
-    close(layer(x), want.to(dtype), rtol=tol, atol=tol)
-
-def test_rope_turns_by_relative_position():
-    q, k = torch.randn(2, 16)
-    cos, sin = model_module.rope_angles(torch.arange(20), 16, theta=100.0)
-    q = model_module.apply_rope(q, cos, sin)        # the same at all positions from 0 to 19
-    k = model_module.apply_rope(k, cos, sin)
-    scores = q @ k.T
-    close(scores[1:, 1:], scores[:-1, :-1])
+    want = F.linear(x, layer.weight, layer.bias)
+    close(layer(x), want)
+    close(layer(x.bfloat16()), want.bfloat16(), rtol=0.03, atol=0.03)
 
 # -----------------------------------------------------------------------------
 # the whole model once more, number by number. numpy is only the box: it adds and multiplies by the methods of Value
@@ -1105,47 +869,22 @@ def test_post_norm_is_a_norm_of_each_sum_and_the_plain_mlp_has_no_gate():
     mlp = block.mlp.down_proj(F.silu(block.mlp.up_proj(y)))
     close(block(x, None), block.post_attention_layernorm(y + mlp))
 
-def check_same_gradients(a, b):
-    """Two models with the same weights have the same loss, and gradients."""
+@pytest.mark.skipif(not shutil.which('g++'), reason='no C++ compiler')
+def test_compiled_training_has_the_loss_and_the_gradients_of_the_naive_form():
+    flash = small_gpt(n_layer=1, norm='none', qk_norm=False, n_kv_head=2)       # little to compile: it takes long
+    naive = twin(flash, attention='naive')
     idx, targets = random_ids(2, 3, 16)
-    losses = a(idx, targets), b(idx, targets)
+    losses = torch.compile(flash, dynamic=False)(idx, targets), naive(idx, targets)
     sum(losses).backward()
     close(*losses)
-    for p, q in zip(a.parameters(), b.parameters()):
+    for p, q in zip(flash.parameters(), naive.parameters()):
         close(p.grad, q.grad)
 
-def test_flash_attention_is_the_naive_form_forward_and_backward():
-    flash = small_gpt(n_kv_head=2)
-    naive = twin(flash, attention='naive')
-    check_same_gradients(flash, naive)
-
-@pytest.mark.skipif(not shutil.which('g++'), reason='no C++ compiler')
-def test_compiled_training_has_the_loss_and_the_gradients_of_the_plain_one():
-    plain = small_gpt(n_layer=1, norm='none', qk_norm=False)       # little to compile: it takes long
-    compiled = torch.compile(twin(plain), dynamic=False)
-    check_same_gradients(compiled, plain)
-
-def test_blocks_begin_as_the_identity():
-    model, idx = GPT(small_config()), random_ids(1, 16)
-    logits = [model(token) for token in idx.split(1, 1)]
-    close(model(idx), torch.cat(logits, 1))
-
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize('name', ['qwen3', 'qwen3 gqa', 'gpt2', 'post-norm'])
-def test_a_batch_is_learned_by_heart_from_the_log_of_the_vocabulary_on(name, dtype):
+@every_setting
+def test_the_loss_begins_at_the_log_of_the_vocabulary(name):
     model = GPT(small_config(name, vocab_size=1100))
-    model.compute_dtype = dtype
-    idx, targets = torch.randint(1100, (2, 4, 16))
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-    losses = []
-    for _ in range(40):
-        loss = model(idx, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(1100), rel=0.02)
-    assert losses[-1] < 0.5
+    loss = model(*torch.randint(1100, (2, 4, 16)))
+    assert loss.item() == pytest.approx(math.log(1100), rel=0.02)
 
 @pytest.mark.parametrize('name', ['llama padded', 'qwen3 padded'])
 def test_the_padding_of_the_vocabulary_never_matters(name):
@@ -1159,8 +898,6 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
     assert torch.equal(model(idx, idx), loss)
     for ids in sample.generate(model, idx.tolist(), 20):
         assert ids.max() < 1100
-    again = load_model(save(model))
-    assert torch.equal(again(idx), logits)
 
 # -----------------------------------------------------------------------------
 # folders, our own and those of others
@@ -1186,16 +923,12 @@ def test_a_checkpoint_gives_the_same_model_back(name):
     assert again.num_params() == model.num_params()
 
 @pytest.mark.parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'gpt2'])
-def test_transformers_opens_a_checkpoint_with_the_same_logits_and_the_same_greedy_text(name):
+def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     from transformers import AutoModelForCausalLM
     model, idx = small_gpt(name), random_ids(2, 16)
     theirs = AutoModelForCausalLM.from_pretrained(save(model))
     assert theirs.config.model_type in name
     close(model(idx), theirs(idx).logits)
-    prompts = idx[:, :4]
-    want = theirs.generate(prompts, max_new_tokens=12, do_sample=False)
-    steps = sample.generate(model, prompts.tolist(), 12, temperature=0)
-    assert torch.equal(torch.stack([*steps], 1), want[:, 4:])
 
 def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     from transformers import AutoTokenizer
@@ -1206,7 +939,7 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     for name in ('config.json', 'generation_config.json'):
         assert configurator.read_json(folder / name)['eos_token_id'] == 256
 
-def save_theirs(kind, **options):
+def save_theirs(kind):
     """A folder that transformers saved, of a small model with noise in all weights. -> its logits for any ids"""
     import transformers
     if kind == 'GPT2':
@@ -1218,7 +951,7 @@ def save_theirs(kind, **options):
     model = transformers.AutoModelForCausalLM.from_config(config)
     for p in model.parameters():
         p.data = (p + 0.1 * torch.randn_like(p)).bfloat16().float()
-    model.save_pretrained('theirs', **options)
+    model.save_pretrained('theirs')
     return model.eval()
 
 @pytest.mark.parametrize('kind', ['Llama', 'Qwen3', 'GPT2'])
@@ -1244,17 +977,20 @@ def test_gpt2_loads_as_the_hub_has_it():
     change(Path('theirs/config.json'), '"tie_word_embeddings"', '"unknown"')
     close(load_model('theirs')(idx), theirs(idx).logits)
 
-@pytest.mark.parametrize('name, old, new', [
-    ('config.json', '"llama"', '"mamba"'),
-    ('config.json', '"silu"', '"gelu"'),
-    ('config.json', '"default"', '"yarn"'),
-    ('config.json', 'layers": 2', 'layers": 3'),
-    ('config.json', '"vocab_size": 50', '"vocab_size": 60'),
-    ('config.json', '{', ''),
-    ('model.safetensors', 'embed_tokens', 'my_embedding'),
-    ('model.safetensors', '{', ''),
-])
-def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
+# a file of a Llama | what is in it | what it is made
+MISFITS = '''
+config.json | "llama" | "mamba"
+config.json | "silu" | "gelu"
+config.json | "default" | "yarn"
+config.json | layers": 2 | layers": 3
+config.json | "vocab_size": 50 | "vocab_size": 60
+model.safetensors | embed_tokens | my_embedding
+model.safetensors | { | [
+'''.strip().splitlines()
+
+@pytest.mark.parametrize('case', MISFITS)
+def test_a_folder_that_does_not_fit_is_one_error(case):
+    name, old, new = case.split(' | ')
     folder = save(small_gpt('llama'))
     os.remove(folder / 'manifest.json')
     change(folder / name, old, new)
@@ -1279,7 +1015,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
             assert str(newer) in line
             if path.name != 'manifest.json':
                 assert str(path) in line
-                with pytest.raises(UserError, match=path.name):
+                with user_error(path.name):
                     load_model(newer)
         path.write_bytes(whole)
     assert model_module.newest_whole('run') == newer
@@ -1298,12 +1034,8 @@ def fail_at(moment, error, patch):
             return function(*args, **options)
         return call
 
-    patch.setattr('os.mkdir', failing(os.mkdir))
-    patch.setattr('os.rename', failing(os.rename))
-    patch.setattr('os.fsync', failing(os.fsync))
-    patch.setattr('shutil.copyfile', failing(shutil.copyfile))
-    patch.setattr(Path, 'write_text', failing(Path.write_text))
-    patch.setattr(model_module, 'save_file', failing(model_module.save_file))
+    for name in ('os.mkdir', 'os.rename', 'os.fsync', 'shutil.copyfile', 'pathlib.Path.write_text', 'model.save_file'):
+        patch.setattr(name, failing(pkgutil.resolve_name(name)))
 
 @pytest.mark.parametrize('error', [Killed(), OSError(28, 'No space left on device')])
 def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one(error, monkeypatch):
@@ -1330,8 +1062,7 @@ def test_a_checkpoint_that_is_half_removed_is_seen_no_more(monkeypatch):
     folder = save(small_gpt(), 'run/step_1')
 
     def interrupted(folder, **options):
-        for path in folder.glob('*.json'):
-            path.unlink()
+        if folder.exists():
             raise Killed
 
     monkeypatch.setattr('shutil.rmtree', interrupted)
@@ -1341,11 +1072,7 @@ def test_a_checkpoint_that_is_half_removed_is_seen_no_more(monkeypatch):
 
 def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(monkeypatch):
     synced = set()
-    fsync, rename = os.fsync, os.rename
-
-    def noting_fsync(fd):
-        synced.add(os.fstat(fd).st_ino)
-        fsync(fd)
+    rename = os.rename
 
     def checking_rename(a, b):
         for path in (a, *a.iterdir()):
@@ -1353,7 +1080,7 @@ def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(mon
         synced.clear()
         rename(a, b)
 
-    monkeypatch.setattr('os.fsync', noting_fsync)
+    monkeypatch.setattr('os.fsync', lambda fd: synced.add(os.fstat(fd).st_ino))
     monkeypatch.setattr('os.rename', checking_rename)
     folder = save(small_gpt(), 'run/step_1')
     assert folder.parent.stat().st_ino in synced
@@ -1371,7 +1098,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
             answer = json.dumps([dict(type='file', path=n, oid=n, size=len(n)) for n in names])
         elif '/revision/' in self.path:
             answer = json.dumps(dict(id='me/tiny', sha='c' * 40, siblings=[dict(rfilename=n) for n in names]))
-        self.send_response(200 if '/me/tiny/' in self.path else 404)
+        known = '/me/tiny/' in self.path or '/datasets/roneneldan/TinyStories/' in self.path
+        self.send_response(200 if known else 404)
         self.send_header('Content-Length', len(answer))
         self.send_header('ETag', name)
         self.send_header('X-Repo-Commit', 'c' * 40)
@@ -1388,7 +1116,12 @@ os.environ['HF_ENDPOINT'] = f'http://127.0.0.1:{server.server_port}'
 sys.path.insert(0, sys.argv[1])
 from configurator import UserError
 from model import find_folder
+from prepare import DATASETS, DOWNLOADS, fetch
 
+DOWNLOADS.mkdir(parents=True)
+name = 'TinyStoriesV2-GPT4-valid.txt'
+fetch([DOWNLOADS / name], DATASETS['tinystories'])
+print((DOWNLOADS / name).read_text())
 folder = find_folder('me/tiny')
 print(sorted(p.name for p in folder.iterdir()), (folder / 'config.json').read_text())
 for name in ('me/none', 'gpt2', 'nothing'):
@@ -1401,10 +1134,11 @@ server.server_close()
 print(find_folder('me/tiny') == folder)
 """
 
-def test_a_model_of_the_hub_is_downloaded_once_and_a_wrong_name_is_one_error():
+def test_what_the_hub_has_is_downloaded_once_and_a_wrong_name_is_one_error():
     done = launch('-c', HUB, HERE, HF_HOME=Path.cwd())
-    downloaded, *errors, again = done.stdout.splitlines()
-    assert downloaded == "['config.json', 'model.safetensors'] config.json"
+    stories, model, *errors, again = done.stdout.splitlines()
+    assert stories == 'TinyStoriesV2-GPT4-valid.txt'
+    assert model == "['config.json', 'model.safetensors'] config.json"
     for name, error in zip(('me/none', 'gpt2', 'nothing'), errors, strict=True):
         assert name in error
     assert again == 'True'
@@ -1415,7 +1149,6 @@ def test_a_model_of_the_hub_is_downloaded_once_and_a_wrong_name_is_one_error():
 @pytest.mark.parametrize('gpus, mps, want', [
     (2, False, 'cuda:1'),
     (0, True, 'mps'),
-    (0, False, 'cpu'),
 ])
 def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.is_available', lambda: gpus > 0)
@@ -1423,7 +1156,7 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.get_device_name', lambda place: 'a card')
     monkeypatch.setattr('torch.backends.mps.is_available', lambda: mps)
     assert model_module.choose_device('auto', local_rank=1) == want
-    with pytest.raises(UserError, match='no cuda:2 here'):
+    with user_error('no cuda:2 here'):
         model_module.choose_device('cuda:2')
 
 @pytest.mark.parametrize('has_it, want', [(True, 'bfloat16'), (False, 'float16')])
@@ -1457,7 +1190,7 @@ def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
     assert choose(True, 'cpu')
     monkeypatch.setattr('shutil.which', lambda name: None)
     assert not choose('auto', 'cpu', flops=1e16)
-    with pytest.raises(UserError, match='compiler'):
+    with user_error('compiler'):
         choose(True, 'cpu')
 
 # -----------------------------------------------------------------------------
@@ -1465,9 +1198,6 @@ def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
 
 def write(path, texts):
     Path(path).write_text(END_OF_TEXT.join(texts), encoding='utf-8', newline='')
-
-def user_error(says):
-    return pytest.raises(UserError, match=says)
 
 def checked(folder):
     return prepare.check_data(folder, prepare.read_meta(folder))
@@ -1509,18 +1239,15 @@ def test_documents_keep_their_text_and_stay_on_their_side_of_the_split():
     assert 5 <= len(data.val_texts) <= 40
     assert data.meta['val']['documents'] == len(data.val_texts)
 
-    shutil.rmtree('data')
-    write('c.txt', [*texts, 'one more'])
-    more = Prepared(dataset='c.txt', vocab_size=300)
+    write('d.txt', [*texts, 'one more'])
+    more = Prepared(dataset='d.txt', vocab_size=300)
     assert {*data.val_texts} <= {*more.val_texts}
 
 @pytest.mark.parametrize('parts', [1, 3])
 def test_fewer_than_20_documents_are_split_by_position(parts, monkeypatch):
     small_blocks(monkeypatch)
     text = CODE[:30_000]
-    size = len(text) // parts
-    texts = [text[i:i + size] for i in range(0, len(text), size)]
-    write('c.txt', texts)
+    write('c.txt', parts_of(text, len(text) // parts))
     data = Prepared(dataset='c.txt', vocab_size=400, workers=2)
     train = data.tok.decode(data.train)
     assert train.replace(END_OF_TEXT, '') == text[:27_000]
@@ -1568,12 +1295,12 @@ def test_small_shards_are_read_as_one_array(monkeypatch):
     assert {*sizes[:-1]} == {777}
 
     shards = prepare.Shards(cut.folder, 'train', cut.meta)
-    for start in 0, 770, 776, 777:
+    for start in 770, 776, 777:
         found = shards.read(start, 1600)
         assert found.tolist() == whole.train[start:start + 1600]
 
 def test_a_large_vocabulary_takes_four_bytes_an_id():
-    n = (1 << 16) - 1       # with <unk> and the end of a text one too many for two bytes
+    n = 65_535      # with <unk> and the end of a text one too many for two bytes
     chars = map(chr, range(1 << 16, (1 << 16) + n))
     write('c.txt', [''.join(chars)])
     data = Prepared(dataset='c.txt', tokenizer='char')
@@ -1595,8 +1322,6 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     assert prepare.prepare('./corpus.txt', 'bpe', 300) == folder
     assert (folder / 'meta.json').stat().st_mtime_ns == before
 
-    with user_error('was made with val_fraction'):
-        run_main(prepare, dataset='corpus.txt', vocab_size=300, val_fraction=0.2)
     write_corpus('corpus.txt', 25)
     with user_error('was made with source_bytes'):
         prepare.prepare('corpus.txt', 'bpe', 300)
@@ -1606,17 +1331,11 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
         prepare.prepare('other/corpus.txt', 'bpe', 300)
 
 BAD_FILES = {
-    'empty.txt': b'',
     'one_letter.txt': b'a',
-    'latin.txt': b'd\xe9j\xe0 vu',
     'no_field.jsonl': b'{"a": 1}\n',
-    'number.jsonl': b'{"text": 5}\n',
-    'nonsense.jsonl': b'nonsense\n',
-    'nonsense.gz': b'nonsense',
     'nonsense.zst': b'nonsense',
     'nonsense.parquet': b'nonsense',
     'cut.gz': gzip.compress(b'a' * 999)[:-9],
-    'cut.xz': lzma.compress(b'a' * 999)[:-20],
 }
 
 @pytest.mark.parametrize('name', BAD_FILES)
@@ -1627,81 +1346,39 @@ def test_a_file_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name):
             prepare.prepare(name, kind, 300)
     assert left() == []
 
-BAD_KNOBS = [
-    dict(dataset='nowhere'),
-    dict(vocab_size=256),
-    dict(vocab_size=2, tokenizer='word'),
-    dict(tokenizer='bpee'),
-    dict(tokenizer='corpus.txt'),
-    dict(pattern='gpt3'),
-    dict(val_fraction=1.0),
-    dict(shard_tokens=0),
-    dict(compare='nowhere.json'),
-]
-
-@pytest.mark.parametrize('knobs', BAD_KNOBS, ids=str)
-def test_a_knob_without_a_valid_value_is_refused_before_any_work(knobs):
-    write_corpus()
-    name, *_ = knobs
-    with user_error(f'{knobs[name]}|{name}'):
-        run_main(prepare, **{'dataset': 'corpus.txt', **knobs})
-    assert left() == []
-
 # the summary
 
-def rows(text):
-    """The printed lines `name | value | value` as {name: [values]}."""
-    found = {}
-    for line in text.splitlines():
-        name, *values = [part.strip() for part in line.split(' | ')]
-        found[name] = values
-    return found
-
 def test_the_summary_says_what_can_be_counted_by_hand(capsys):
+    write('german.txt', [f'Straße {i} führt über den Fluß' for i in range(400)])
+    other = Prepared(dataset='german.txt', vocab_size=320)
+    path = str(other.folder / 'tokenizer.json')
     write('c.txt', [f'le café {i} ' + 'déjà vu ' * (i % 7 + 1) for i in range(200)])
-    data = Prepared(dataset='c.txt', vocab_size=300)
-    out = rows(capsys.readouterr().out)
+    capsys.readouterr()
+    data = Prepared(dataset='c.txt', vocab_size=300, compare=path)
+    out = {}
+    for line in capsys.readouterr().out.splitlines():
+        name, *out[name] = re.split(r' *\| *', line)
     text = ''.join(data.val_texts)
     size = len(text.encode())
     ends = len(data.val_texts)
     n = len(data.val)
     assert out['val'][:3] == [f'{ends} documents', f'{size:,} bytes', f'{n:,} tokens']
     assert out['vocabulary'][1] == f'{len({*data.train}) / 300:.1%} used in train'
-    assert b' + '.join(data.tok.merges[-1]).decode() in out['last merges'][0]
-    assert 'café' in out['longest tokens'][0]
-    assert 'MB/s' in out['encoding'][1]
 
     # this val is smaller than the sample that the table is made of
-    tokens = {'val': n, 'this one': n, 'char': len(text) + ends, 'byte': size + ends}
+    theirs = other.tok.encode(data.tok.decode(data.val))
+    tokens = {'this one': n, path: len(theirs), 'char': len(text) + ends, 'byte': size + ends}
     for name in tokens:
-        assert f'{size / tokens[name]:.2f} bytes per token' in out[name]
-
-def test_another_tokenizer_is_compared_on_our_text(capsys):
-    write('cat.txt', [f'the cat number {i} sat on the mat' for i in range(400)])
-    write('street.txt', [f'Straße {i} führt über den Fluß' for i in range(400)])
-    other = Prepared(dataset='street.txt', vocab_size=320)
-    path = str(other.folder / 'tokenizer.json')
-    ours = Prepared(dataset='cat.txt', vocab_size=300, compare=path)
-    tokens = other.tok.encode(ours.tok.decode(ours.val))
-    rate = ours.meta['val']['bytes'] / len(tokens)
-    out = rows(capsys.readouterr().out)
-    assert out[path][1] == f'{rate:.2f} bytes per token'
+        assert out[name][1] == f'{size / tokens[name]:.2f} bytes per token'
 
 # what train.py is about to read
 
-@pytest.fixture(scope='module')
-def whole(tmp_path_factory):
-    """A data folder of several shards."""
-    path = tmp_path_factory.mktemp('whole')
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(path)
-        write_corpus()
-        return path / run_main(prepare, dataset='corpus.txt', vocab_size=400, shard_tokens=9000)
-
 @pytest.fixture
-def copied(whole):
-    shutil.copytree(whole, 'copy')
-    return Path('copy')
+def copied():
+    """A data folder of several shards, elsewhere than where it was made."""
+    write_corpus()
+    folder = run_main(prepare, dataset='corpus.txt', vocab_size=400, shard_tokens=9000)
+    return folder.rename('copy')
 
 def refused(folder, name):
     with user_error(f'can not train on {folder} .{name}.*prepare it again'):
@@ -1738,59 +1415,22 @@ def test_what_was_right_is_read_again_only_when_the_file_has_changed(copied):
     (copied / 'checked.json').write_text('{"not whole')
     refused(copied, file.name)
 
-def pair(train, val):
-    """nanoGPT's pair of files, checked. -> the meta that stands for it"""
-    Path('nano').mkdir(exist_ok=True)
-    for name, ids in dict(train=train, val=val).items():
-        np.array(ids, '<u2').tofile(f'nano/{name}.bin')
-    return checked(prepare.find_or_prepare('nano'))
-
-def test_nanogpts_pair_works_and_is_told_from_another():
-    meta = pair([1, 2, 50256], [3, 4])
-    assert meta['vocab_size'] == 50257
-    val = prepare.Shards(Path('nano'), 'val', meta)
-    assert val.read(0, 2).tolist() == [3, 4]
-    assert prepare.bits_per_byte(1.0, meta) is None
-    other = pair([1, 2, 50256], [3, 5])
-    assert prepare.data_hash(meta) != prepare.data_hash(other)
-    with user_error('val.bin: it has the id 50257'):
-        pair([1, 2, 3], [1, 50257])
-
-def test_training_does_not_begin_on_damaged_data(copied):
-    with open(copied / 'train_002.bin', 'r+b') as file:
-        file.write(b'\xff\xff')
-    says = error_of(HERE / 'train.py', '--dataset=copy', '--max_iters=2', '--out_dir=out', '--device=cpu')
-    assert 'train_002.bin' in says
-    assert not [*Path('.').glob('out/step_*')]
-
 # sequences
-
-def starts_of(first, count, seed=1):
-    return prepare.sequence_starts(first, count, 1000, 16, seed)
 
 def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
     n = 61          # sequences; what is left of 1,000 tokens is for a shift and for the last target
-    epochs = [starts_of(i * n, n) for i in range(3)]
+    epochs = [prepare.sequence_starts(i * n, n, 1000, 16, 1) for i in range(3)]
     for epoch in epochs:
         least = min(epoch)
         assert sorted(epoch) == [*range(least, least + n * 16, 16)]
         assert 0 <= least and max(epoch) + 16 < 1000
     assert epochs[0] != epochs[1] != epochs[2]
     assert len({*map(min, epochs)}) > 1
-    assert starts_of(0, n, seed=2) != epochs[0]
+    assert prepare.sequence_starts(0, n, 1000, 16, 2) != epochs[0]
 
     row = sum(epochs, [])
-    assert starts_of(n - 3, 7) == row[n - 3:n + 4]
+    assert prepare.sequence_starts(n - 3, 7, 1000, 16, 1) == row[n - 3:n + 4]
     assert row[:6] == [47, 79, 383, 863, 431, 959], 'runs of earlier versions can not go on'
-
-def test_targets_are_the_next_tokens(copied):
-    shards = prepare.Shards(copied, 'train', checked(copied))
-    starts = [0, 17, 8995, len(shards) - 9]        # the third goes on in the next shard
-    x, y = shards.batch(starts, 8)
-    assert x.dtype == y.dtype == torch.int64
-    assert torch.equal(x[:, 1:], y[:, :-1])
-    rows = torch.cat([x, y[:, -1:]], dim=1)
-    assert rows.tolist() == [shards.read(start, 9).tolist() for start in starts]
 
 # prepare.py that is killed, or not alone
 
@@ -1825,97 +1465,47 @@ def test_two_prepares_at_once_make_one_whole_folder():
     assert sum('preparing' in text for text in printed) == 1
     checked(Path('data/corpus-bpe1000'))
 
-# downloads
-
-class Server(http.server.BaseHTTPRequestHandler):
-    """Answers as the Hugging Face hub does."""
-    files, asked = {}, []
-
-    def do_GET(self):
-        self.asked.append(self.path)
-        data = self.files.get(self.path, b'')
-        self.send_response(200 if data else 404)
-        self.send_header('Content-Length', str(len(data)))
-        self.send_header('X-Repo-Commit', '0' * 40)
-        self.send_header('ETag', '"1"')
-        self.end_headers()
-        if self.command == 'GET':
-            self.wfile.write(data)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *args):
-        pass
-
-@pytest.fixture
-def server():
-    Server.files, Server.asked = {}, []
-    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Server) as httpd:
-        threading.Thread(target=httpd.serve_forever, args=(0.05,), daemon=True).start()
-        yield f'http://127.0.0.1:{httpd.server_port}'
-        httpd.shutdown()
-
-STORIES = {f'TinyStoriesV2-GPT4-{split}.txt': f'A {split} story.\n{END_OF_TEXT}\n' * 50 for split in ('train', 'valid')}
-
-def test_data_sets_and_gpt2s_vocabulary_are_downloaded_once(server):
-    for name, text in STORIES.items():
-        Server.files[f'/datasets/roneneldan/TinyStories/resolve/main/{name}'] = text.encode()
+def test_files_of_a_data_set_that_are_there_need_no_network(monkeypatch):
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', pytest.fail)
+    folder = Path('data/downloads')
+    folder.mkdir(parents=True)
+    for split in ('train', 'valid'):
+        story = f'A {split} story.\n{END_OF_TEXT}\n'
+        (folder / f'TinyStoriesV2-GPT4-{split}.txt').write_text(50 * story)
     vocab = {tokenizer_module.printable(bytes([i])): i for i in range(256)}
     vocab[END_OF_TEXT] = 256
-    gpt2 = '/openai-community/gpt2/resolve/main'
-    Server.files[f'{gpt2}/vocab.json'] = json.dumps(vocab).encode()
-    Server.files[f'{gpt2}/merges.txt'] = b'#version: 0.2\n'
+    (folder / 'vocab.json').write_text(json.dumps(vocab))
+    (folder / 'merges.txt').write_text('#version: 0.2\n')
+    data = Prepared(dataset='tinystories', tokenizer='gpt2')
+    assert data.val[:16] == [*b'A valid story.\n', 256]
+    assert len(data.val_texts) == 50
+    assert 'valid' not in data.tok.decode(data.train)
 
-    args = HERE / 'prepare.py', '--dataset=tinystories', '--tokenizer=gpt2'
-    launch(*args, HF_ENDPOINT=server)
-    ids = np.fromfile('data/tinystories-gpt2/val_000.bin', '<u2', 16)
-    assert ids.tolist() == [*b'A valid story.\n', 256]
-    asked = len(Server.asked)
-    shutil.rmtree('data/tinystories-gpt2')
-    launch(*args, HF_ENDPOINT=server)
-    assert len(Server.asked) == asked
-
-def test_a_failed_download_says_where_to_put_the_file_by_hand(server):
-    says = error_of(HERE / 'prepare.py', '--dataset=openwebtext', HF_ENDPOINT=server)
-    assert re.search('put the file at data.downloads.owt_train.txt.gz by hand.*--dataset=python', says)
-
-def test_a_file_of_the_web_is_taken_only_with_its_sha256(server, monkeypatch):
+def test_a_file_of_the_web_is_taken_only_with_its_sha256(monkeypatch):
     text = b'emma\nolivia\n' * 50
-    known = dict(prepare.DATASETS['names'], url=f'{server}/names.txt')
+    there = Path('there.txt')
+    known = dict(prepare.DATASETS['names'], url=there.resolve().as_uri())
     monkeypatch.setitem(prepare.DATASETS, 'names', known)
-    for files in {}, {'/names.txt': text}:      # it is not there; it is another one
-        Server.files = files
-        with user_error('put the file at data.downloads.names.txt by hand'):
+    for _ in range(2):
+        with user_error('put the file at data.downloads.names.txt by hand.*--dataset=python'):
             prepare.prepare('names', 'char')
         assert left() == []
+        there.write_bytes(text)         # it was not there; now it is another one
     known['sha256'] = hashlib.sha256(text).hexdigest()
     data = Prepared(dataset='names', tokenizer='char')
     assert {*data.all_texts} == {'emma', 'olivia'}
-
-def test_files_placed_by_hand_need_no_network():
-    folder = Path('data/downloads')
-    folder.mkdir(parents=True)
-    for name, text in STORIES.items():
-        (folder / name).write_text(text)
-    data = Prepared(dataset='tinystories', vocab_size=280)
-    assert 'valid' not in data.tok.decode(data.train)
-    assert len(data.val_texts) == 50
 # -----------------------------------------------------------------------------
 # train.py: optimizers and the schedule, beside torch's
 
 def near(ours, theirs, error):
     """That numbers or tensors differ by so much at most."""
     ours, theirs = torch.as_tensor(ours), torch.as_tensor(theirs)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=error, check_dtype=False)
-
-SMALL_GPT = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
+    close(ours, theirs, rtol=0, atol=error, check_dtype=False)
 
 def two_models(**fields):
     """Two small models with the same weights."""
-    config = GPTConfig(**{**fields, **SMALL_GPT})
-    ours, plain = GPT(config), GPT(config)
-    plain.load_state_dict(ours.state_dict())
-    return ours, plain
+    ours = GPT(GPTConfig(**{**fields, **SMALL}))
+    return ours, twin(ours)
 
 def draw_gradients(ours, plain):
     """The same new random gradient for two models."""
@@ -1945,12 +1535,10 @@ def step_at(optimizer, lr):
         group['lr'] = lr
     optimizer.step()
 
-RULES_TRIED = [(rule, False) for rule in train.RULES]
-
-COMPILED = pytest.param('adamw', True, marks=pytest.mark.skipif(not shutil.which('g++'), reason='no C++ compiler'))
-
-@pytest.mark.parametrize('rule, compiled', [*RULES_TRIED, COMPILED])
+@pytest.mark.parametrize('rule, compiled', [*zip(train.RULES, 6 * [False]), ('adamw', True)])
 def test_every_rule_is_torchs_with_clipping_and_decay_of_matrices_alone(rule, compiled):
+    if compiled and not shutil.which('g++'):
+        pytest.skip('no C++ compiler')
     ours, plain = two_models(**GPT2)
     optimizer = train.Optimizer(ours, rule, (0.9, 0.99), 1e-3, 0.1)
     theirs = torchs(rule, plain.parameters())
@@ -1967,21 +1555,11 @@ def test_every_rule_is_torchs_with_clipping_and_decay_of_matrices_alone(rule, co
     for p, q in zip(ours.parameters(), plain.parameters()):
         near(p, q, 2e-7)
 
-def test_orthogonalize_keeps_singular_vectors_and_brings_values_near_1():
-    for shape in ((3, 40, 24), (3, 24, 40)):
-        x = torch.randn(shape)
-        u, s, vh = torch.linalg.svd(x, full_matrices=False)
-        turned = u.mT @ train.orthogonalize(x) @ vh.mT
-        values = turned.diagonal(dim1=1, dim2=2)
-        near(turned, torch.diag_embed(values), 1e-4)
-        large = values[s > 0.05 * s.max()]
-        assert large.min() > 0.6
-        assert values.max() < 1.25
-
-def plain_muon(p, g, m, lr):
-    """A step of Muon for one matrix, in float64."""
-    m.mul_(0.95).add_(0.05 * g)
-    x = 0.05 * g + 0.95 * m
+@torch.no_grad()
+def plain_muon(p, m, lr):
+    """A step of Muon for one matrix p with momentum m."""
+    m.mul_(0.95).add_(0.05 * p.grad)
+    x = 0.05 * p.grad + 0.95 * m
     x = x / x.norm()
     for _ in range(5):
         s = x @ x.T
@@ -1997,42 +1575,21 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others():
         group = hidden if 'layers' in name and p.dim() > 1 else others
         group.append(p)
     adamw = torchs('adamw', others)
-    by_hand = [p.detach().double() for p in hidden]
-    moments = [torch.zeros_like(p) for p in by_hand]
+    moments = [torch.zeros_like(p) for p in hidden]
     for _ in range(5):
         draw_gradients(ours, plain)
         optimizer.step(0.01)
         step_at(adamw, 0.01)
-        for p, q, m in zip(hidden, by_hand, moments):
-            plain_muon(q, p.grad.double(), m, 0.01)
-    for p, q in zip(hidden, by_hand):
-        p.data = q
+        for p, m in zip(hidden, moments):
+            plain_muon(p, m, 0.01)
     for p, q in zip(ours.parameters(), plain.parameters()):
         near(p, q, 1e-5)
-
-def test_a_gradient_that_overflows_in_float16_changes_nothing():
-    model, _ = two_models()
-    optimizer = train.Optimizer(model, 'muon')
-    scaler = torch.amp.GradScaler('cpu')
-    idx = torch.randint(50, (2, 16))
-    moved = []
-    for factor in (1.0, math.inf, math.nan, 1.0):
-        before = optimizer.p.clone()
-        optimizer.zero_grad(set_to_none=False)
-        scaler.scale(model(idx, idx)).backward()
-        model.lm_head.weight.grad[3, 4] *= factor
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer, 0.1)
-        scaler.update()
-        moved.append(not torch.equal(before, optimizer.p))
-    assert moved == [True, False, False, True]
-    assert scaler.get_scale() == 65536 / 4
 
 def test_the_schedule_warms_up_decays_as_a_cosine_and_stays():
     rates = [train.get_lr(step, 1.0, 0.1, 10, 110) for step in range(200)]
     near(rates[:11:5], [0.0, 0.5, 1.0], 0)
     near(rates[10:120:25], [1.0, 0.868, 0.55, 0.232, 0.1], 1e-3)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert {*rates[110:]} == {0.1}
 
 # -----------------------------------------------------------------------------
 # train.py: runs, by its command
@@ -2103,7 +1660,7 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
     folder = Path('data/corpus-byte')
     data = prepare.Shards(folder, 'train', prepare.read_meta(folder))
     torch.manual_seed(5)
-    model = GPT(model_module.load_model(run.last).config)
+    model = GPT(load_model(run.last).config)
     optimizer = torchs('adamw', model.parameters())
     for step, entry in enumerate(run.steps):
         starts = prepare.sequence_starts(8 * step, 8, len(data), 16, 5)
@@ -2119,22 +1676,19 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
         near(entry['loss'], loss, 1e-5)
         near(entry['grad_norm'], norm, 1e-4)
         near(entry['lr'], lr, 1e-7)
-    ours = model_module.load_model(run.last)
+    ours = load_model(run.last)
     for p, q in zip(ours.parameters(), model.parameters()):
         near(p, q, 1e-5)
 
 def test_evaluation_is_the_mean_over_every_token():
     run = train_here('a', '--max_iters=3 --dropout=0.5')
-    ids = np.fromfile('data/corpus-byte/val_000.bin', np.uint16)
-    ids = torch.from_numpy(ids.astype(np.int64))
-    model = model_module.load_model(run.last).eval()
+    ids = torch.from_numpy(np.fromfile('data/corpus-byte/val_000.bin', np.uint16)).long()
+    model = load_model(run.last).eval()
     each = []
     for x, y in zip(ids[:-1].split(16), ids[1:].split(16)):
-        logits = model(x[None])[0]
-        each.append(F.cross_entropy(logits, y, reduction='none'))
-    each = torch.cat(each)
-    near(run.full_loss, each.mean(), 1e-5)
-    near(run.val_losses[-1], each[:320].mean(), 1e-5)
+        each += F.cross_entropy(model(x[None])[0], y, reduction='none').tolist()
+    near(run.full_loss, sum(each) / len(each), 1e-5)
+    near(run.val_losses[-1], sum(each[:320]) / 320, 1e-5)
 
 def test_evaluating_and_showing_text_do_not_disturb_training():
     often = train_here('a', '--max_iters=9 --dropout=0.1 --eval_interval=2 --sample_tokens=5')
@@ -2181,8 +1735,9 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(knobs, monkeypatch):
     assert resumed.losses == straight.losses
     assert resumed.full_loss == straight.full_loss
 
-def test_float16_trains_as_float32_does():
-    half = train_here('a', '--max_iters=10 --dtype=float16')
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_half_precision_trains_as_float32_does(dtype):
+    half = train_here('a', f'--max_iters=10 --dtype={dtype}')
     full = train_here('b', '--max_iters=10')
     near(half.losses, full.losses, 0.02)
     # as it is, not as it is scaled
@@ -2206,10 +1761,13 @@ def test_a_folder_of_nanogpt_trains_as_it_is(capsys):
     ids.tofile('nano/val.bin')
     run = train_here('a', '--dataset=nano --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
-    assert 'bits per byte |' not in capsys.readouterr().out
+    assert not re.search(r'\d bits per byte', capsys.readouterr().out)
+    resume = 'train.py a/config.py --init_from=resume --max_iters=2'
     ids[::-1].tofile('nano/train.bin')
-    line = refusal(capsys, 'train.py a/config.py --init_from=resume --max_iters=2')
-    assert 'other data' in line
+    assert 'other data' in refusal(capsys, resume)
+    ids[7] = 50257
+    ids.tofile('nano/val.bin')
+    assert 'val.bin: it has the id 50257' in refusal(capsys, resume)
 
 def test_a_finished_run_is_left_as_it_is(capsys):
     run = train_here('a', '--max_iters=3')
@@ -2230,21 +1788,28 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(capsys):
     again = train_here('a', f'{knobs} --init_from=resume')
     assert f'{path} is damaged' in capsys.readouterr().out
     assert again.bits == run.bits
-    assert again.losses == run.losses
     assert any(Path('a').glob('damaged_step_00000009*'))
     assert not any(Path('a').glob('.step*'))
 
-CHANGES = {'--n_embd=64': 'n_embd = 32', '--mlp=gelu': 'mlp = swiglu', '--block_size=32': 'block_size = 16',
-           '--optimizer=adamw': '--optimizer', '--tokenizer=char': 'other data', '--out_dir=b': 'in b to resume',
-           '--init_from=scratch': 'already holds a run'}
+# a knob that changes | what the one line names
+CHANGES = '''
+--n_embd=64 | n_embd = 32
+--mlp=gelu | mlp = swiglu
+--block_size=32 | block_size = 16
+--optimizer=adamw | --optimizer
+--tokenizer=char | other data
+--out_dir=b | in b to resume
+--init_from=scratch | already holds a run
+'''.strip().splitlines()
 
 def test_what_may_not_change_in_a_run_is_refused_by_name(capsys):
     train_here('a', '--max_iters=2')
-    for knob, says in CHANGES.items():
+    for case in CHANGES:
+        knob, says = case.split(' | ')
         line = f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {knob}'
         assert says in refusal(capsys, line)
 
-def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokenizer(capsys):
+def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokenizer():
     first = train_here('a', '--max_iters=3 --tokenizer=bpe --vocab_size=300')
     ours = shutil.ignore_patterns('manifest.json', 'training*')
     shutil.copytree(first.last, 'theirs', ignore=ours)
@@ -2257,17 +1822,13 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
         assert command('train.py b/config.py --init_from=resume --max_iters=2') == 0
         assert Run('b').kept == [1, 2]
         shutil.rmtree('b')
-    line = refusal(capsys, f'train.py {SMALL_RUN} --init_from=theirs --n_embd=64')
-    assert 'n_embd = 32' in line and '--n_embd=64' in line
-
-def choose_other_dtype(dtype, place):
-    return dtype.replace('auto', 'bfloat16')
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     straight = train_here('a', '--max_iters=8 --dropout=0.1 --micro_batch_size=2')
     knobs = '--lr_decay_iters=8 --dropout=0.1 --micro_batch_size=2 --dtype=auto --compile=auto'
     train_here('b', f'{knobs} --max_iters=4 --dtype=float32')
-    monkeypatch.setattr(model_module, 'choose_dtype', choose_other_dtype)
+    # as on another machine
+    monkeypatch.setattr(model_module, 'choose_dtype', lambda dtype, place: dtype.replace('auto', 'bfloat16'))
     monkeypatch.setattr(model_module, 'COMPILE_FROM', 0.0)
     resumed = train_here('b', f'{knobs} --max_iters=8 --init_from=resume')
     assert resumed.bits == straight.bits
@@ -2284,27 +1845,23 @@ def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad(capsys):
         assert re.match(r'diverged: .* at step ([6-9]|10)\b', lines[0])
         assert run.bits == good.bits
 
-class SomeIds:
-    """Data of which any batch can be had."""
-    def batch(self, starts, T, place):
-        return torch.zeros(2, len(starts), T, dtype=torch.int64)
-
 def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
-    model, _ = two_models()
+    class SomeIds:
+        def batch(self, starts, T, place):
+            return random_ids(2, len(starts), T)
 
     def cramped(x, y):
         if len(x) > 2:
             raise torch.OutOfMemoryError('too large')
-        return model(x, y)
+        return torch.zeros(1, requires_grad=True)
 
     assert train.fit_micro_batch(cramped, SomeIds(), 16, 'cpu', 8) == 2
     monkeypatch.setattr(train, 'micro_batch_size', 4)       # as asked
-    with pytest.raises(UserError, match='smaller --micro_batch_size'):
+    with user_error('smaller --micro_batch_size'):
         train.fit_micro_batch(cramped, SomeIds(), 16, 'cpu', 4)
 
-def test_batch_sizes_that_do_not_divide_are_refused_with_the_nearest_that_do(capsys, monkeypatch):
+def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(capsys, monkeypatch):
     write_corpus()
-    assert 'take 4' in refusal(capsys, f'train.py {SMALL_RUN} --micro_batch_size=6')
     monkeypatch.setenv('WORLD_SIZE', '3')
     assert 'take 6 or 9' in refusal(capsys, f'train.py {SMALL_RUN}')
 
@@ -2334,10 +1891,9 @@ def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatc
     capsys.readouterr()
     train_here('b', '--max_iters=12 --log_interval=4 --eval_interval=6')
     lines = printed_steps(capsys)
-    assert '2000.0 ms | 64 tok/s | 16 s left' in lines['4']
     assert '2000.0 ms | 64 tok/s | 8 s left' in lines['8']
     # since the line or the evaluation before
-    spans = {'1': each[:1], '4': each[1:4], '8': each[6:8], '12': each[8:]}
+    spans = {'1': each[:1], '4': each[1:4], '8': each[6:8]}
     for last, losses in spans.items():
         printed = float(lines[last].split()[1])
         near(printed, sum(losses) / len(losses), 1e-4)
@@ -2352,26 +1908,25 @@ def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, capsys):
     assert 55 < len(rates) < 65
     near(rates[:10], torch.arange(1, 11) / 10, 1e-6)
     assert rates[10:] == sorted(rates[10:], reverse=True)
-    near([rates[12], rates[40]], [0.92, 0.25], 0.05)
+    near(rates[40], 0.25, 0.05)
     assert rates[-1] < 0.01
     assert '50 s left' in printed_steps(capsys)['12']
     again = train_here('b', f'{knobs} --init_from=resume')
     assert again.log == run.log
 
 class FakeWandb:
-    """wandb that fails where it is told to."""
+    """wandb that may fail at its second entry."""
     def __init__(self, fails):
         self.fails, self.entries = fails, []
 
     def init(self, **kw):
-        assert self.fails != 'init'
         return self
 
     def log(self, entry, step):
-        assert self.fails != 'log' or step < 2
+        assert not self.fails or step < 2
         self.entries.append(entry)
 
-@pytest.mark.parametrize('fails', ['', 'import', 'init', 'log'])
+@pytest.mark.parametrize('fails', ['', 'import', 'log'])
 def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, monkeypatch, capsys):
     straight = train_here('a', '--max_iters=4')
     wandb = None if fails == 'import' else FakeWandb(fails)
@@ -2382,11 +1937,6 @@ def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, monkeypatch, capsys
         assert capsys.readouterr().out.count('wandb failed') == 1
     else:
         assert wandb.entries == run.log
-
-def test_without_matplotlib_there_is_no_picture_and_no_failure(capsys):
-    train_here('a', '--max_iters=1')
-    assert 'pip install matplotlib' in capsys.readouterr().out
-    assert not Path('a/curves.png').exists()
 # -----------------------------------------------------------------------------
 # sample.py
 
@@ -2404,7 +1954,6 @@ LOGITS = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
     (dict(top_k=2), 'bd'),
     (dict(top_p=0.49), 'b'),
     (dict(top_p=0.51), 'bd'),
-    (dict(top_p=0.81), 'abd'),
     (dict(top_p=0.6, top_k=3), 'bd'),
 ])
 def test_filtering_keeps_the_likeliest_tokens(options, kept):
@@ -2488,15 +2037,13 @@ def test_half_a_character_is_never_shown():
 @pytest.mark.skipif(not shutil.which('g++'), reason='no C++ compiler')
 @torch.no_grad()
 def test_compiled_generation_gives_the_logits_of_the_plain_one():
-    model = small_gpt(n_layer=1)
-    step = sample.compile_step(model, 'cpu')
-    idx = random_ids(1, 6)
+    model, idx = small_gpt(n_layer=1), random_ids(1, 6)
     logits = model(idx)
     cache = model.new_cache(1, 6)
     model(idx[:, :3], cache=cache)
+    step = sample.compile_step(model, 'cpu')
     for i in (3, 4, 5):
-        new = step(idx[:, [i]], cache=cache)
-        close(new, logits[:, [i]])
+        close(step(idx[:, [i]], cache=cache), logits[:, [i]])
 
 # -----------------------------------------------------------------------------
 # the command
@@ -2517,12 +2064,8 @@ def test_the_same_seed_gives_the_same_texts(capsys):
     for seed in (1, 1, 5):
         run_main(sample, start='ab', num_samples=3, max_new_tokens=20, seed=seed)
         outputs.append(capsys.readouterr().out)
-    first, again, other = outputs
-    assert first == again != other
-    texts = texts_in(first)
-    assert len(set(texts)) == 3
-    for text in texts:
-        assert text.startswith('ab')
+    assert outputs[0] == outputs[1] != outputs[2]
+    assert len({*texts_in(outputs[0])}) == 3
 
 def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     write_run('old', age=20)
@@ -2541,39 +2084,23 @@ def test_a_prompt_may_be_a_file(capsys):
     Path('prompt.txt').write_text('déjà\nvu', encoding='utf-8')
     run_main(sample, start='FILE:prompt.txt')
     assert capsys.readouterr().out.startswith('déjà\nvu')
+    with user_error('nothing.txt'):
+        run_main(sample, start='FILE:nothing.txt')
 
 def test_the_table_counts_how_many_texts_begin_differently(capsys):
     write_run('a')
     run_main(sample, table=True, start='ab', num_samples=6, max_new_tokens=20)
-    out = capsys.readouterr().out
-    counts = dict(re.findall(r'temperature (.*): (\d) of 6 begin differently\nab', out))
-    assert [*counts] == [
-        '0, top_p 1',
-        '0.2, top_p 1',
-        '1, top_p 1',
-        '1, top_p 0.9',
-        '2, top_p 1',
-    ]
-    assert counts['0, top_p 1'] == '1'
-    assert counts['2, top_p 1'] == '6'
-
-@pytest.mark.parametrize('knob, value', [
-    ('temperature', -1.0),
-    ('top_p', 0.0),
-    ('out_dir', 'nothing'),
-    ('start', 'FILE:nothing.txt'),
-    ('device', 'tpu'),
-])
-def test_a_knob_that_makes_no_sense_is_one_error(knob, value):
-    write_run('a')
-    with pytest.raises(UserError):
-        run_main(sample, **{knob: value})
+    counts = re.findall(r'temperature (.*), top_p (.*): (\d) of 6 .*\nab', capsys.readouterr().out)
+    assert len(counts) == 5
+    assert ('0', '1', '1') in counts
+    assert ('2', '1', '6') in counts
 
 def test_a_model_without_its_tokenizer_is_one_error():
-    os.remove(write_run('a') / 'tokenizer.json')
-    os.remove('out/a/step_1/manifest.json')
-    with pytest.raises(UserError, match='tokenizer.json'):
-        run_main(sample, out_dir='out/a/step_1')
+    folder = write_run('a')
+    os.remove(folder / 'tokenizer.json')
+    os.remove(folder / 'manifest.json')
+    with user_error('tokenizer.json'):
+        run_main(sample, out_dir=str(folder))
 # -----------------------------------------------------------------------------
 # bench.py
 
@@ -2929,7 +2456,7 @@ def test_every_config_file_is_read_and_trains_a_step(path, monkeypatch):
 
 def start_alone(line, rank=0, **env):
     """Starts a script in a process of its own: a fork where that can be, which need not import torch anew."""
-    context = torch.multiprocessing.get_context('fork' if sys.platform == 'linux' else 'spawn')
+    context = torch.multiprocessing.get_context(tokenizer_module.START_METHOD)
     process = context.Process(target=run_alone, args=(line, rank, env))
     Path(f'said{rank}.txt').touch()
     process.start()
@@ -3043,7 +2570,6 @@ def test_a_signal_is_obeyed_with_a_checkpoint_and_nothing_is_lost(kind, capsys):
     assert f'stopped at step {step};' in said()
     resumed = train_here('b', f'{STEPS} --init_from=resume')
     assert resumed.bits == straight.bits
-    assert resumed.losses == straight.losses
 
 def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step():
     straight = train_here('a', STEPS)
@@ -3091,46 +2617,52 @@ def test_a_process_that_is_killed_is_started_again_by_torchrun():
     assert Path('killed').exists()
     assert Run('b').bits == straight.bits
 
-# what a person can get wrong: a command, and what its one line names
-BAD_INPUT = {
-    'train.py --bach_size=4': 'batch_size',
-    'train.py --batch_size=four': 'a whole number',
-    'train.py --gradient_accumulation_steps=8': 'batch_size counts',
-    'train.py stray': 'stray',
-    'train.py config/nope.py': 'config/nope.py',
-    'train.py broken.py': 'broken.py, line 2',
-    'train.py --dataset=no/such.txt': 'no/such.txt',
-    'train.py --dataset=latin.txt': 'latin.txt',
-    'train.py --dataset=small.txt --tokenizer=byte': 'small',
-    'train.py --init_from=nowhere': 'nowhere',
-    'train.py --init_from=resume --out_dir=a': 'resume',
-    'train.py --device=cuda': '--device=cpu',
-    'train.py --dtype=int8': 'dtype',
-    'train.py --n_head=3 --n_embd=128': 'n_head',
-    'train.py --norm=batch': 'norm',
-    'train.py --optimizer=adamx': 'adamw',
-    'train.py --batch_size=6 --micro_batch_size=4': 'take 3',
-    'sample.py': 'python train.py',
-    'sample.py --out_dir=nowhere': 'nowhere',
-    'sample.py --temperature=-1': 'temperature',
-    'sample.py --start=FILE:nowhere': 'there is no run',
-    'prepare.py --dataset=empty.txt': 'text',
-    'prepare.py --dataset=latin.txt': 'latin.txt',
-    'prepare.py --dataset=small.txt --vocab_size=100': 'vocab_size',
-    'prepare.py --dataset=small.txt --tokenizer=bep': 'bep',
-    'prepare.py --dataset=small.txt --tokenizer=bad.json': 'bad.json',
-    'bench.py --what=nonsense': 'nonsense',
-}
+# what a person can get wrong: a command | what its one line names
+BAD_INPUT = '''
+train.py --bach_size=4 | batch_size
+train.py --batch_size=four | a whole number
+train.py --gradient_accumulation_steps=8 | batch_size counts
+train.py stray | stray
+train.py config/nope.py | config/nope.py
+train.py broken.py | broken.py, line 2
+train.py --dataset=no/such.txt | no/such.txt
+train.py --dataset=small.txt --tokenizer=byte | small
+train.py --init_from=nowhere | nowhere
+train.py --init_from=resume --out_dir=a | resume
+train.py --device=cuda | --device=cpu
+train.py --dtype=int8 | dtype
+train.py --n_head=3 --n_embd=128 | n_head
+train.py --norm=batch | norm
+train.py --optimizer=adamx | adamw
+train.py --batch_size=6 --micro_batch_size=4 | take 3
+sample.py | python train.py
+sample.py --out_dir=nowhere | nowhere
+sample.py --temperature=-1 | temperature
+sample.py --top_p=0 | top_p
+prepare.py --dataset=empty.txt | text
+prepare.py --dataset=latin.txt | latin.txt
+prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
+prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2 | vocab_size
+prepare.py --dataset=small.txt --tokenizer=bep | bep
+prepare.py --dataset=small.txt --tokenizer=bad.json | bad.json
+prepare.py --dataset=small.txt --compare=bad.json | bad.json
+prepare.py --dataset=small.txt --pattern=gpt3 | gpt3
+prepare.py --dataset=small.txt --val_fraction=1 | val_fraction
+prepare.py --dataset=small.txt --shard_tokens=0 | shard_tokens
+bench.py --what=nonsense | nonsense
+'''.strip().splitlines()
 
-@pytest.mark.parametrize('line', BAD_INPUT)
-def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, capsys):
+@pytest.mark.parametrize('case', BAD_INPUT)
+def test_what_a_person_gets_wrong_is_one_line_and_status_2(case, capsys):
+    line, says = case.split(' | ')
     Path('empty.txt').touch()
     Path('small.txt').write_text('a few words ' * 10)
     Path('latin.txt').write_bytes(b'd\xe9j\xe0 vu ' * 1000)
     Path('bad.json').write_text('{"version": "1.0"}')
     Path('broken.py').write_text('seed = 1\nbatch_size = \n')
-    assert BAD_INPUT[line] in refusal(capsys, line)
+    assert says in refusal(capsys, line)
     assert not any(Path('out').glob('*/*.py'))
+    assert not left() or 'train.py' in line
 
 def test_the_readme_names_files_that_exist_and_lists_them_all():
     text = (HERE / 'README.md').read_text(encoding='utf-8')
@@ -3293,13 +2825,10 @@ run_train_bpe, get_tokenizer = train_bpe, Tokenizer
 # and what it asks of them: each is compared with torch's functions, or with those before it
 
 def test_the_adapters_for_a_course_compute_its_functions():
-    x, w = torch.randn(4, 8), torch.randn(12, 8)
-    near(run_linear(8, 12, w, x), x @ w.T, 1e-5)
-    y = F.rms_norm(x, (8,), w[0], 1e-3)
-    near(run_rmsnorm(8, 1e-3, w[0], x), y, 1e-5)
-    gate = x @ w.T
-    y = (F.silu(gate) * gate) @ w
-    near(run_swiglu(8, 12, w, w.T, w, x), y, 1e-4)
+    x, w1, w3 = torch.randn(4, 8), *torch.randn(2, 12, 8)
+    near(run_linear(8, 12, w1, x), x @ w1.T, 1e-5)
+    y = (F.silu(x @ w1.T) * (x @ w3.T)) @ w1
+    near(run_swiglu(8, 12, w1, w1.T, w3, x), y, 1e-4)
     # rope turns neighbours as complex numbers
     positions = torch.tensor([3, 1, 4, 1])
     angles = positions[:, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
@@ -3308,18 +2837,18 @@ def test_the_adapters_for_a_course_compute_its_functions():
     y = run_rope(8, 100.0, 16, x, positions)
     near(y, turned.flatten(-2), 1e-5)
 
-@pytest.mark.parametrize('d, heads, d_ff, vocab', [(16, 2, 24, 50), (24, 3, 64, 1100)])
-def test_the_adapters_for_a_course_compute_its_transformer(d, heads, d_ff, vocab):
+def test_the_adapters_for_a_course_compute_its_transformer():
+    d, heads, d_ff, vocab = 24, 3, 64, 1100
     wq, wk, wv, wo = matrices = 0.3 * torch.randn(4, d, d)
     w1, w3 = 0.3 * torch.randn(2, d_ff, d)
-    norm, head = torch.randn(d), torch.randn(vocab, d)
+    ln1, ln2, ln = torch.randn(3, d)
+    head = torch.randn(vocab, d)
     idx = torch.randint(vocab, (2, 5))
     positions = torch.arange(5)
 
     x = head[idx]
-    h = run_rmsnorm(d, 1e-5, norm, x)
-    projected = torch.stack([h @ wq.T, h @ wk.T, h @ wv.T])
-    q, k, v = projected.unflatten(-1, (heads, -1)).transpose(2, 3)
+    h = run_rmsnorm(d, 1e-5, ln1, x)
+    q, k, v = [(h @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (wq, wk, wv)]
     q, k = [run_rope(d // heads, 100.0, 16, y, positions) for y in (q, k)]
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     y = y.transpose(1, 2).flatten(2) @ wo.T
@@ -3328,20 +2857,18 @@ def test_the_adapters_for_a_course_compute_its_transformer(d, heads, d_ff, vocab
     near(run_multihead_self_attention(d, heads, *matrices, h), unturned, 1e-4)
 
     x = x + y
-    h = run_rmsnorm(d, 1e-5, norm, x)
-    x = x + run_swiglu(d, d_ff, w1, w1.T, w3, h)
-    block = {'attn.q_proj': wq, 'attn.k_proj': wk, 'attn.v_proj': wv, 'attn.output_proj': wo,
-             'ffn.w1': w1, 'ffn.w2': w1.T, 'ffn.w3': w3, 'ln1': norm, 'ln2': norm}
-    weights = {f'{name}.weight': w for name, w in block.items()}
-    y = run_transformer_block(d, heads, d_ff, 16, 100.0, weights, head[idx])
-    near(y, x, 1e-4)
+    x = x + run_swiglu(d, d_ff, w1, w1.T, w3, run_rmsnorm(d, 1e-5, ln2, x))
+    names = 'attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3 ln1 ln2'.split()
+    block = dict(zip(names, [*matrices, w1, w1.T, w3, ln1, ln2]))
+    weights = {f'{name}.weight': block[name] for name in names}
+    near(run_transformer_block(d, heads, d_ff, 16, 100.0, weights, head[idx]), x, 1e-4)
 
-    weights = {f'layers.0.{name}': w for name, w in weights.items()}
-    weights |= {'token_embeddings.weight': head, 'lm_head.weight': head, 'ln_final.weight': norm}
+    weights = {f'layers.0.{name}': weights[name] for name in weights}
+    weights |= {'token_embeddings.weight': head, 'lm_head.weight': head, 'ln_final.weight': ln}
     logits = run_transformer_lm(vocab, 16, d, 1, heads, d_ff, 100.0, weights, idx)
-    near(logits, run_rmsnorm(d, 1e-5, norm, x) @ head.T, 1e-3)
+    near(logits, run_rmsnorm(d, 1e-5, ln, x) @ head.T, 1e-3)
 
-def test_the_adapters_for_a_course_train_and_tokenize():
+def test_the_adapters_for_a_course_train():
     ours, theirs = two_models()
     options = dict(lr=1e-2, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
     optimizer = get_adamw_cls()(ours.parameters(), **options)
@@ -3356,7 +2883,3 @@ def test_the_adapters_for_a_course_train_and_tokenize():
         assert run_load_checkpoint('saved', ours, optimizer) == step
     for p, q in zip(ours.parameters(), theirs.parameters()):
         near(p, q, 1e-6)
-
-    vocab, merges = run_train_bpe(write_corpus(), 300, [END_OF_TEXT])
-    tok = get_tokenizer(vocab, merges, [END_OF_TEXT])
-    assert tok.decode(tok.encode('def hello()')) == 'def hello()'
