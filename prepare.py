@@ -539,6 +539,7 @@ def main():
     folder = prepare(dataset, tokenizer, vocab_size)
     compare_tokenizers(folder, compare)
     print(f'ready: {folder}')
+    return folder
 
 if __name__ == '__main__':
     launch(main)
