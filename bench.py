@@ -119,7 +119,7 @@ def make_optimizer(model):
 def open_data():
     """-> the tokens that train.py trains on, and the size of their vocabulary"""
     folder = prepare.find_or_prepare(train.dataset, train.tokenizer, train.vocab_size)
-    meta, data, _ = train.open_data(folder, None, {})
+    meta, data, _ = train.open_data(folder)
     return data, meta['vocab_size']
 
 def flat(tensors):

@@ -21,6 +21,7 @@ import platform
 import re
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -399,12 +400,10 @@ class GPT(nn.Module):
         B, T = idx.shape
         assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
         continues = cache is not None and T == 1
+        positions, S, fused = torch.arange(T, device=idx.device), T, self.uses_fused_attention(idx)
         if continues:
-            positions = cache.lengths[:, None]                      # (B, 1)
-            mask = causal_mask(positions, cache.size)               # (B, 1, 1, S)
-        else:
-            positions = torch.arange(T, device=idx.device)          # (T,)
-            mask = None if self.uses_fused_attention(idx) else causal_mask(positions, T)
+            positions, S, fused = cache.lengths[:, None], cache.size, False
+        mask = None if fused else causal_mask(positions, S)         # (1, T, S), or (B, 1, 1, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
         if self.config.position == 'learned':
@@ -580,18 +579,6 @@ GPT2_NAMES = {
     'mlp.down_proj': 'mlp.c_proj',
 }
 
-def family(config):
-    """The model_type of transformers that computes the same: llama, qwen3, gpt2; gpt_ablation where it has none."""
-    parts = config.norm, config.norm_position, config.position, config.mlp
-    if parts == ('rms', 'pre', 'rope', 'swiglu'):
-        if not config.qk_norm:
-            return 'llama'
-        return 'gpt_ablation' if config.bias else 'qwen3'
-    plain_heads = not config.qk_norm and config.n_kv_head == config.n_head
-    if parts == ('layer', 'pre', 'learned', 'gelu') and config.bias and plain_heads:
-        return 'gpt2'
-    return 'gpt_ablation'
-
 def to_gpt2(tensors, n_layer):
     """Weights by our names -> by GPT-2's, where queries, keys and values are one, and matrices in blocks (in, out)."""
     for i in range(n_layer):
@@ -641,28 +628,41 @@ def weights_on_disk(model):
 LLAMA_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='max_position_embeddings',
     n_layer='num_hidden_layers', n_head='num_attention_heads', n_kv_head='num_key_value_heads',
-    n_embd='hidden_size', d_ff='intermediate_size', bias='attention_bias',
-    rope_theta='rope_theta', norm_eps='rms_norm_eps',
+    n_embd='hidden_size', d_ff='intermediate_size', rope_theta='rope_theta', norm_eps='rms_norm_eps',
 )
 GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
 )
-CLASSES = dict(llama='LlamaForCausalLM', qwen3='Qwen3ForCausalLM', gpt2='GPT2LMHeadModel',
-               gpt_ablation='AblationForCausalLM')
+# {model_type: its class in transformers, our fields in its config.json, those that it has where nothing is said}
+FAMILIES = dict(
+    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'),
+           dict(norm_eps=1e-6, tie_weights=False, qk_norm=False)),
+    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(norm_eps=1e-6, tie_weights=False)),
+    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2),
+)
 
-def export_config(config, eot=None):
-    """The config.json of the family; an ablation has the fields of GPTConfig as they are."""
-    kind, fields = family(config), asdict(config)
-    d = dict(model_type=kind, architectures=[CLASSES[kind]], torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
+def family(config):
+    """The model_type of transformers whose config.json gives the same model back; gpt_ablation where none does."""
+    config = replace(config, dropout=0.0, attention='flash')        # which are no part of it
+    for kind in FAMILIES:
+        with suppress(UserError):
+            if import_config(export_config(config, kind)) == config:
+                return kind
+    return 'gpt_ablation'
+
+def export_config(config, kind, eot=None):
+    """The config.json of a model_type."""
+    d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
-        d.update(vocab_size=config.vocab_size, gpt_config=fields)
-    elif kind == 'gpt2':
-        d.update({theirs: fields[ours] for ours, theirs in GPT2_KEYS.items()})
+        return dict(d, architectures=['AblationForCausalLM'], vocab_size=config.vocab_size, gpt_config=asdict(config))
+    name, keys, _ = FAMILIES[kind]
+    d.update(architectures=[name])
+    d.update({theirs: getattr(config, ours) for ours, theirs in keys.items()})
+    if kind == 'gpt2':
         d.update(activation_function='gelu_new', attn_pdrop=config.dropout)
         d.update(resid_pdrop=config.dropout, embd_pdrop=config.dropout)
     else:
-        d.update({theirs: fields[ours] for ours, theirs in LLAMA_KEYS.items()})
         d.update(hidden_act='silu', mlp_bias=config.bias, head_dim=config.n_embd // config.n_head)
         d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta), attention_dropout=0.0)
     return d
@@ -672,25 +672,20 @@ def import_config(d):
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
         return GPTConfig(**d['gpt_config'])
-    if kind == 'gpt2':
-        keys, fields = GPT2_KEYS, dict(GPT2)
-        needed = dict(activation_function='gelu_new')
-    elif kind in ('llama', 'qwen3'):
+    if kind not in FAMILIES:
+        raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
+    _, keys, fields = FAMILIES[kind]
+    needed = dict(activation_function='gelu_new')
+    if kind != 'gpt2':
         rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
         d = {**d, 'rope_type': rope.get('type'), **rope}
-        keys, fields = LLAMA_KEYS, dict(norm_eps=1e-6, tie_weights=False, qk_norm=kind == 'qwen3')
         needed = dict(hidden_act='silu', rope_type='default', mlp_bias=d.get('attention_bias', False),
                       head_dim=d['hidden_size'] // d['num_attention_heads'])
-    else:
-        raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
-
     for name, value in needed.items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
-    for ours, theirs in keys.items():
-        if d.get(theirs) is not None:
-            fields[ours] = d[theirs]
-    return GPTConfig(**fields)
+    found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
+    return GPTConfig(**{**fields, **found})
 
 def find_folder(name):
     """A folder, or one of the Hugging Face hub such as 'gpt2' or 'owner/model', downloaded once. Raises UserError."""
@@ -758,7 +753,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', metadata={'format': 'pt'})
         if tensors:
             save_file(tensors, unfinished / 'training.safetensors', metadata={'format': 'pt'})
-        files = {'config.json': export_config(model.config, eot),
+        files = {'config.json': export_config(model.config, family(model.config), eot),
                  'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot)}
         if training is not None:
             files['training.json'] = training

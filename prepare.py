@@ -490,22 +490,30 @@ class Shards:
     def __init__(self, folder, split, meta):
         shards = meta[split]['shards']
         self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
-        self.starts = [0, *accumulate(shard['tokens'] for shard in shards)]
+        self.shard_starts = [0, *accumulate(shard['tokens'] for shard in shards)]
         self.dtype = np.dtype(meta['dtype'])
 
     def __len__(self):
-        return self.starts[-1]
+        return self.shard_starts[-1]
 
     def read(self, start, length):
         """tokens[start : start + length], across shards."""
-        i, width = bisect_right(self.starts, start) - 1, self.dtype.itemsize
+        i, width = bisect_right(self.shard_starts, start) - 1, self.dtype.itemsize
         # a memmap is half as fast, and kills the process where a file has become shorter
-        self.files[i].seek((start - self.starts[i]) * width)
+        self.files[i].seek((start - self.shard_starts[i]) * width)
         tokens = np.frombuffer(self.files[i].read(length * width), self.dtype)
         if len(tokens) < length:        # the rest is in the next shard
             rest = self.read(start + len(tokens), length - len(tokens))
             tokens = np.concatenate([tokens, rest])
         return tokens
+
+    def starts(self, first, count, T, seed):
+        """
+        Where the sequences `first`, `first` + 1, ... begin; one epoch follows another without end. A pure function of
+        seed and number: there is no state of a loader to save.
+        """
+        n = (len(self) - T) // T        # in an epoch: T tokens are left for its offset and the last target
+        return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
     def batch(self, starts, T, place='cpu'):
         """idx, targets (B, T) int64 on a device: the sequences that begin at the given positions."""
@@ -514,13 +522,6 @@ class Shards:
         x = torch.from_numpy(tokens.astype(np.int64))
         x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
         return x[:, :-1], x[:, 1:]
-
-# the order of batches is a pure function of (seed, step): there is no state of a loader to save
-
-def sequence_starts(first, count, n_tokens, T, seed):
-    """Where the sequences `first`, `first` + 1, ... begin; one epoch follows another without end."""
-    n = (n_tokens - T) // T         # in an epoch: T tokens are left for its offset and the last target
-    return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
 @lru_cache(maxsize=2)
 def epoch_order(seed, epoch, n, T):

@@ -11,6 +11,7 @@ The first sample appears as it is generated, the others of the batch after it, t
 import codecs
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -34,7 +35,6 @@ dtype = 'auto'          # auto, float32, bfloat16, float16: of the weights and a
 compile = False         # faster tokens, after half a minute of compiling: for long texts
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # so that standard output is the text alone
-SAMPLING = dict(temperature=temperature, top_k=top_k, top_p=top_p)      # what next_token_probs is told
 
 def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
@@ -53,8 +53,9 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     if top_p < 1:
         before = probs.cumsum(-1) - probs               # what the likelier ones have together
         probs = probs.masked_fill(before >= top_p, 0)
-        probs = probs / probs.sum(-1, keepdim=True)
-    return probs, ids
+    return probs / probs.sum(-1, keepdim=True), ids
+
+SAMPLING = {name: config[name] for name in signature(next_token_probs).parameters if name in config}
 
 def draw(probs, ids, u):
     """One id (B,) for each row of probabilities, by its number u (B,) from 0 to 1."""

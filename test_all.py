@@ -1419,17 +1419,19 @@ def test_what_was_right_is_read_again_only_when_the_file_has_changed(copied):
 
 def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
     n = 61          # sequences; what is left of 1,000 tokens is for a shift and for the last target
-    epochs = [prepare.sequence_starts(i * n, n, 1000, 16, 1) for i in range(3)]
+    starts = prepare.Shards.starts
+    tokens = range(1000)
+    epochs = [starts(tokens, i * n, n, 16, 1) for i in range(3)]
     for epoch in epochs:
         least = min(epoch)
         assert sorted(epoch) == [*range(least, least + n * 16, 16)]
         assert 0 <= least and max(epoch) + 16 < 1000
     assert epochs[0] != epochs[1] != epochs[2]
     assert len({*map(min, epochs)}) > 1
-    assert prepare.sequence_starts(0, n, 1000, 16, 2) != epochs[0]
+    assert starts(tokens, 0, n, 16, 2) != epochs[0]
 
     row = sum(epochs, [])
-    assert prepare.sequence_starts(n - 3, 7, 1000, 16, 1) == row[n - 3:n + 4]
+    assert starts(tokens, n - 3, 7, 16, 1) == row[n - 3:n + 4]
     assert row[:6] == [47, 79, 383, 863, 431, 959], 'runs of earlier versions can not go on'
 
 # prepare.py that is killed, or not alone
@@ -1535,7 +1537,7 @@ def step_at(optimizer, lr):
         group['lr'] = lr
     optimizer.step()
 
-@pytest.mark.parametrize('rule, compiled', [*zip(train.RULES, 6 * [False]), ('adamw', True)])
+@pytest.mark.parametrize('rule, compiled', [*((rule, False) for rule in TORCHS), ('adamw', True)])
 def test_every_rule_is_torchs_with_clipping_and_decay_of_matrices_alone(rule, compiled):
     if compiled and not shutil.which('g++'):
         pytest.skip('no C++ compiler')
@@ -1663,7 +1665,7 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
     model = GPT(load_model(run.last).config)
     optimizer = torchs('adamw', model.parameters())
     for step, entry in enumerate(run.steps):
-        starts = prepare.sequence_starts(8 * step, 8, len(data), 16, 5)
+        starts = data.starts(8 * step, 8, 16, 5)
         x, y = data.batch(starts, 16, 'cpu')
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()

@@ -33,8 +33,7 @@ from safetensors.torch import load_file
 from configurator import Diverged, UserError, as_file, configure, launch, read_json
 from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, device_name, find_folder,
                    load_model, newest_whole, peak_flops, remove_checkpoint, save_checkpoint, set_up)
-from prepare import (DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta,
-                     sequence_starts)
+from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import peek
 from tokenizer import load_tokenizer
 
@@ -264,6 +263,11 @@ def schedule_step(step, seconds, first):
     share = (seconds - first) / max(60 * max_minutes - first, 1)
     return max(step, share * (lr_decay_iters or max_iters))
 
+def finished(step, state):
+    """Whether training is at its end."""
+    out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
+    return step >= max_iters or out_of_time
+
 def largest_divisor(n, limit):
     """The largest divisor of n that is limit or less: largest_divisor(12, 5) -> 4"""
     return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
@@ -318,10 +322,10 @@ def micro_batches(data, first, step, T, micro, place):
     This process's share of a step, micro-batch by micro-batch. What it holds depends on the seed and on `first`, the
     number of sequences before it, alone: there is no state of a loader to save.
     """
-    starts = sequence_starts(first, batch_size, len(data), T, seed)
+    starts = data.starts(first, batch_size, T, seed)
     grad_accum = batch_size // WORLD_SIZE // micro
     for i in range(RANK * grad_accum, (RANK + 1) * grad_accum):
-        # of dropout, which depends on the number of the micro-batch: any number of processes drops the same
+        # of dropout, which depends on the step and the micro-batch: any number of processes drops the same
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i * micro:(i + 1) * micro], T, place)
 
@@ -510,21 +514,24 @@ def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
         if int(old.name[5:]) != best_step:
             remove_checkpoint(old)
 
+# what goes on with a run, in training.json; check_same_data adds the hash of the data, save what the optimizer needs
+NEW_STATE = dict(
+    step=0, sequences=0,                # optimizer steps and training sequences before this one
+    seconds=0.0, first_step=0.0,        # of training, and when the clock was first read after a step
+    evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
+    dtype='auto', compile='auto',       # what 'auto' has meant
+)
+
 def read_state(run, place):
     """
     -> the newest whole checkpoint of a run that goes on, and what its training.json holds; for a new run None and a new
     state. What 'auto' meant is kept, so that the sums are the same, unless the device is of another kind.
     """
     kind = place.split(':')[0]
-    state = dict(
-        step=0, sequences=0,        # optimizer steps and training sequences before this one
-        seconds=0.0, first_step=0.0,        # of training, and when the clock was first read after a step
-        evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
-        device=kind, dtype='auto', compile='auto')      # save adds t, scaler and optimizer, open_data the data's hash
     if init_from not in ('resume', 'auto') or not checkpoints(run):
-        return None, state
+        return None, dict(NEW_STATE, device=kind)
     folder = newest_whole(run, say)
-    state = read_json(folder / 'training.json')
+    state = {**NEW_STATE, **read_json(folder / 'training.json')}
     if state['device'] != kind:
         state.update(device=kind, dtype='auto', compile='auto')
     return folder, state
@@ -558,18 +565,21 @@ def model_config(**others):
     fields = {name: config[name] for name in GPTConfig.__dataclass_fields__}
     return GPTConfig(**{**fields, **others})
 
-def open_data(folder, resumed, state):
-    """-> meta, training data, validation data. Raises UserError for too little, or other than a run began with."""
+def open_data(folder):
+    """-> meta, training data, validation data. Raises UserError where they are damaged or too few."""
     meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
                         f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
+    return meta, train_data, val_data
+
+def check_same_data(resumed, state, meta):
+    """Raises UserError where a run that goes on began with other data."""
     if resumed and state['data'] != data_hash(meta):
         raise UserError(f'{resumed} was trained on other data: resume it with its own config.py, or start a new run '
                         f'with --init_from={resumed}')
     state['data'] = data_hash(meta)
-    return meta, train_data, val_data
 
 def make_model(folder, vocab):
     """The model in a folder, or a new one. Raises UserError for knobs that ask for another one than it is."""
@@ -602,10 +612,10 @@ def describe(loss, meta):
     bpb = bits_per_byte(loss, meta)
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
-def progress(step, loss, lr, norm, seconds, rate, mfu, left):
+def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
     """The line of a step. The first one, which may compile, says nothing of the rest."""
-    parts = [f'step {step}', f'loss {loss:.4f}', f'lr {lr:.1e}', f'norm {norm:.2f}', f'{1e3 * seconds:.1f} ms',
-             f'{rate:,.0f} tok/s']
+    parts = [f'step {step}', f'loss {loss:.4f}', f'lr {lr:.1e}', f'norm {grad_norm:.2f}',
+             f'{1e3 * step_seconds:.1f} ms', f'{tokens_per_second:,.0f} tok/s']
     if mfu:
         parts.append(f'mfu {100 * mfu:.1f}%')
     if step > 1:
@@ -634,7 +644,9 @@ def print_ending(run, step, meta, seconds):
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {checkpoints(run)[-1]}')
     print(f'sample from it  python sample.py --out_dir={run}')
-    more = f'--max_iters={2 * max_iters}' if step >= max_iters else f'--max_minutes={2 * max_minutes:g}'
+    more = f'--max_iters={2 * max_iters}'
+    if max_minutes and step < max_iters:
+        more = f'--max_minutes={2 * max_minutes:g}'
     print(f'train further   python train.py {run}/config.py --init_from=resume {more}')
 
 # -----------------------------------------------------------------------------
@@ -659,7 +671,8 @@ def main():
 
     # the data and the other processes
     folder = find_or_prepare(dataset, str(source / 'tokenizer.json') if source else tokenizer, vocab_size)
-    meta, train_data, val_data = open_data(folder, resumed, state)
+    meta, train_data, val_data = open_data(folder)
+    check_same_data(resumed, state, meta)
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
     set_up(place)
@@ -711,11 +724,9 @@ def main():
             stop, state['seconds'] = combine('MAX', interrupt.signal, seconds)
             if step and not state['first_step']:
                 state['first_step'] = state['seconds']
-        out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
-        done = step >= max_iters or out_of_time
 
         # evaluate and save
-        due = done or (step > 0 and step % eval_interval == 0)
+        due = finished(step, state) or (step > 0 and step % eval_interval == 0)
         if due and not stop and step != state['evaluated']:
             val_loss = evaluate(model, val_data, T, eval_tokens, place)
             check_finite(step, opt, val_loss)
@@ -726,14 +737,16 @@ def main():
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], val_loss=val_loss,
                     val_bpb=bits_per_byte(val_loss, meta))
                 draw_curves(run)
-                save(run, step, model, opt, scaler, tok_path, meta['eot'], state, last=done)
-                if sample_tokens and tok and not done:
+                save(run, step, model, opt, scaler, tok_path, meta['eot'], state, finished(step, state))
+                if sample_tokens and tok and not finished(step, state):
                     say(peek(model, tok, opening, 1, sample_tokens, seed)[0])
             line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros_like(loss_sum)
-        if done or stop:
+        if stop or finished(step, state):
             break
 
         # forward, backward, update
+        step += 1
+        line = step % log_interval == 0 or step in (1, max_iters)
         opt.zero_grad(set_to_none=False)        # None would part the gradients from the vector g
         for x, y in micro_batches(train_data, state['sequences'], step, T, micro, place):
             loss = fast(x, y) / (grad_accum * WORLD_SIZE)
@@ -743,28 +756,27 @@ def main():
             dist.all_reduce(opt.g)
         scaler.unscale_(opt)
         grad_norm = opt.clip(grad_clip)
-        it = schedule_step(step + 1, state['seconds'], state['first_step'])
+        it = schedule_step(step, state['seconds'], state['first_step'])
         lr = get_lr(it, learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
         scaler.step(opt, lr)
         scaler.update()
-        step += 1
         state['sequences'] += batch_size
 
         # a line, with the mean loss since the line or the evaluation before
-        if step % log_interval == 0 or step == 1 or step == max_iters:
+        if line:
             [mean_loss] = combine('SUM', float(loss_sum) / (step - line_step))      # waits for the device
             check_finite(step, opt, mean_loss)
             step_seconds = (time.perf_counter() - line_time) / (step - line_step)
-            rate, norm, left = tokens_per_step / step_seconds, float(grad_norm), (max_iters - step) * step_seconds
+            rate, left = tokens_per_step / step_seconds, (max_iters - step) * step_seconds
             if max_minutes:
                 left = min(left, 60 * max_minutes - state['seconds'])
             mfu = rate * model.flops_per_token(T) / peak if peak else None
-            say(progress(step, mean_loss, lr, norm, step_seconds, rate, mfu, left))
+            entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
+            say(progress(step, step_seconds, left, **entry))
             if line_step == 1 and left > 86400:
                 say(f'this takes days here; smaller: {smaller_run()}')
             if writing:
-                log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
-                    grad_norm=norm, tokens_per_second=rate, mfu=mfu)
+                log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
             line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros_like(loss_sum)
 
     # the end: all is saved before the whole split is evaluated
