@@ -155,7 +155,6 @@ def save_picture(name, title, lines, fmt, **settings):
     for label, points in lines.items():
         axis.errorbar(*zip(*points), fmt=fmt, capsize=3, label=label)
     axis.set(title=title, **settings)
-    axis.grid(alpha=0.3)
     if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out') / name
@@ -296,13 +295,12 @@ def bench_check():
     c = replace(model_config(), n_layer=2, block_size=64, dropout=0.0)
     expected = check_step(replace(c, attention='naive'), 'cpu', 'float32', False)
     found = check_step(c, place, type_, compiled)
-    errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, expected)]
+    errors = torch.stack([(a - b).norm() / b.norm() for a, b in zip(found, expected)])
     allowed = 5e-2
     if type_ == 'float32':
         allowed = 5e-3 if 'cuda' in place else 1e-5         # a GPU has TF32
-    print('check   | relative error of the loss {:.0e}, the gradient {:.0e}, the step of the weights {:.0e}; '
-          '{:g} is allowed'.format(*errors, allowed))
-    if not all(error < allowed for error in errors):
+    print_table(('relative error', 'loss', 'gradient', 'step of the weights'), [(f'< {allowed:g}', *errors)])
+    if not errors.max() < allowed:
         raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
     print('check   | pass')
 
@@ -604,16 +602,15 @@ class Arm:
 
     def loss(self):
         """The mean at the end; inf where every run diverged."""
-        losses = self.values('full_val_loss')
-        return mean(losses) if losses else math.inf
-
-    def height(self):
-        """The loss in a picture: what ended above where it began is drawn there."""
-        return min([self.loss(), *self.values('loss')[:1]])
+        return mean(self.values('full_val_loss') or [math.inf])
 
     def spread(self):
         losses = self.values('full_val_loss')
         return stdev(losses) if len(losses) > 1 else 0.0
+
+    def height(self):
+        """The loss in a picture: what ended above where it began is drawn there."""
+        return min([self.loss(), *self.values('loss')[:1]])
 
 def read_arms():
     """Raises UserError."""
@@ -660,12 +657,12 @@ def print_results(found):
     """How the runs ended."""
     rows = []
     for arm in found:
-        bpb = arm.values('full_val_bpb') or [math.nan]
-        speed = arm.values('tokens_per_second') or [math.nan]
-        ended = f'{len(arm.values("full_val_loss"))} of {len(arm.logs)}'
-        rows.append((arm.name, arm.loss(), arm.spread(), arm.loss() - found[0].loss(), mean(bpb),
-                     max(arm.values('step'), default=0), median(speed), ended))
-    print_table(('', 'validation loss', '±', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'ended'), rows)
+        bpb = mean(arm.values('full_val_bpb') or [math.nan])
+        speed = median(arm.values('tokens_per_second') or [math.nan])
+        steps = max(arm.values('step') or [0])
+        diverged = len(arm.logs) - len(arm.values('full_val_loss'))
+        rows.append((arm.name, arm.loss(), arm.spread(), arm.loss() - found[0].loss(), bpb, steps, speed, diverged))
+    print_table(('', 'validation loss', '±', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'diverged'), rows)
 
 def rows_of(found):
     """A row for each arm, the best at the top."""
@@ -692,9 +689,10 @@ def print_law(found):
     """Raises UserError for too few arms."""
     points = []
     for arm in found:
-        N = build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6
-        D = arm.knobs['max_iters'] * arm.knobs['batch_size'] * arm.knobs['block_size']
-        if arm.loss() < math.inf:
+        c = model_config(arm.knobs)
+        N = build(c, 'meta').flops_per_token(0) / 6
+        D = arm.knobs['max_iters'] * arm.knobs['batch_size'] * c.block_size
+        if arm.values('full_val_loss'):
             points.append((N, D, arm.loss()))
     if len(points) < 6:
         raise UserError(f'{len(points)} arms ended with a loss: a law of five numbers takes 6: config/lab_scaling.py')

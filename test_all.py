@@ -2567,9 +2567,8 @@ def test_a_model_without_its_tokenizer_is_one_error():
 # -----------------------------------------------------------------------------
 # bench.py
 
-TINY = dict(dataset='corpus.txt', vocab_size=300, n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4, device='cpu',
-            dtype='float32', compile=False, sample_tokens=0, max_iters=6, warmup_iters=2, eval_interval=100,
-            log_interval=1)
+TINY = dict(dataset='corpus.txt', vocab_size=300, n_layer=2, n_head=2, n_embd=32, block_size=16, batch_size=4,
+            device='cpu', dtype='float32', compile=False, sample_tokens=0, max_iters=6, log_interval=1)
 
 def run_bench(**knobs):
     """bench.main() with these knobs, those of train.py among them."""
@@ -2619,26 +2618,21 @@ def test_a_step_of_the_bench_is_that_of_four_sequences_at_once():
         weights.append(optimizer.p)
     torch.testing.assert_close(*weights)
 
-def test_a_large_matmul_is_2_n_cubed_flops(monkeypatch):
-    monkeypatch.setattr(bench, 'seconds_of', lambda *args: 0.5)
-    assert bench.matmul_flops('cpu', 'float32') == 4 * 4096 ** 3
-
 def test_the_median_counts(monkeypatch):
-    took = iter([9.0, 1.0, 2.0, 100.0])
+    took = iter([1.0, 100.0, 2.0])
     monkeypatch.setattr(bench, 'seconds_of', lambda *args: next(took))
     monkeypatch.setattr(bench, 'steps', 3)
-    monkeypatch.setattr(bench, 'warmup_steps', 1)
-    next(took)
     assert bench.measure(lambda: None, 'cpu') == 2
 
 def test_the_time_of_a_known_run_is_its_tokens_times_what_a_token_takes(monkeypatch, capsys):
-    os.mkdir('config')
-    Path('config/tiny.py').write_text("n_layer = 1\nn_embd = 64\nbatch_size = 100\nmax_iters = 10 ** 7\ntokenizer = 'byte'\n")
-    monkeypatch.setattr(bench, 'HERE', Path())
     monkeypatch.setattr(bench, 'seconds_of', lambda *args: 0.5)
-    bench.print_run('tiny', 'cpu', 'float32', False)
+    assert bench.matmul_flops('cpu', 'float32') == 4 * 4096 ** 3
+    bench.print_run('train_shakespeare_char_cpu', 'cpu', 'float32', False)
     hours = numbers(capsys.readouterr().out)[-1]
-    assert hours == pytest.approx(100 * 10 ** 7 * 128 * 0.5 / 1024 / 3600, rel=1e-3)
+    knobs = configurator.Knobs(train.config.defaults)
+    configurator.read_arguments([str(HERE / 'config/train_shakespeare_char_cpu.py')], knobs)
+    tokens = knobs['max_iters'] * knobs['batch_size'] * knobs['block_size']
+    assert hours == pytest.approx(tokens * 0.5 / 1024 / 3600, abs=0.05)
 
 def test_two_processes_say_what_they_lose_to_each_other():
     Path('two.py').write_text(f'import sys; sys.path.insert(0, {str(HERE)!r}); import bench, train\n'
@@ -2668,24 +2662,19 @@ def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch, c
     assert capsys.readouterr().out.endswith('pass\n')
     attend, step = model_module.fused_attention, train.Optimizer.step
 
-    def step_that_fails_once(optimizer, lr):        # the device comes after the CPU
-        monkeypatch.setattr(train.Optimizer, 'step', wrong_step)
-        step(optimizer, lr)
-
     def wrong_step(optimizer, lr):
-        step(optimizer, 1.001 * lr)
+        step(optimizer, lr)
+        monkeypatch.setattr(train.Optimizer, 'step', no_number)     # the device comes after the CPU
 
     def no_number(optimizer, lr):
         optimizer.p.fill_(math.nan)
 
     for place, name, fault in ((model_module, 'fused_attention', lambda *args: attend(*args) * 1.001),
-                               (train.Optimizer, 'step', step_that_fails_once),
-                               (train.Optimizer, 'step', no_number)):
-        with monkeypatch.context() as broken:
-            broken.setattr(place, name, fault)
-            with pytest.raises(UserError, match='does not compute what it should'):
-                run_bench(what='check')
-        monkeypatch.setattr(train.Optimizer, 'step', step)
+                               (train.Optimizer, 'step', wrong_step)):
+        monkeypatch.setattr(place, name, fault)
+        with pytest.raises(UserError, match='does not compute what it should'):
+            run_bench(what='check')
+        monkeypatch.undo()
 
 # -- formats and the toy
 
@@ -2699,20 +2688,13 @@ def test_formats_have_their_known_limits(capsys):
 
 def test_the_toy_of_the_course_falls_faster_with_a_higher_rate_until_it_diverges(capsys):
     run_bench(what='toy')
-    assert train.RULES.keys() < table(capsys.readouterr().out).keys()
+    rows = table(capsys.readouterr().out)
     torch.manual_seed(1)
     start = 5 * torch.randn(10, 10)
     for rate in (1e1, 1e2, 1e3):      # by hand: each step multiplies the weights by 1 - rate / sqrt(t) * 2 / 100
         by_hand = start.square().mean() * math.prod((1 - rate / t ** 0.5 / 50) ** 2 for t in range(1, 11))
         assert bench.toy_loss(train.RULES['sgd'], rate) == pytest.approx(by_hand.item(), rel=0.1)
-    w = torch.nn.Parameter(start)
-    optimizer = torch.optim.Adam([w])
-    for t in range(1, 11):
-        optimizer.param_groups[0]['lr'] = 1 / t ** 0.5
-        w.grad = 2 * w.detach() / 100
-        optimizer.step()
-    assert bench.toy_loss(train.RULES['adamw'], 1) == pytest.approx(w.square().mean().item(), rel=1e-3)
-
+    assert train.RULES.keys() < rows.keys()
 # -- what a model costs
 
 SHAPES = dict(default={}, gpt2=GPT2 | dict(n_layer=3, n_embd=64, vocab_size=500), gqa=dict(n_kv_head=1),
@@ -2790,7 +2772,7 @@ def test_the_tokenizer_is_measured_beside_those_that_are_installed(capsys):
     assert len(re.findall(r'ours .* 1 \|', out)) == 6
     assert out.count('tiktoken |') == 4
 
-def test_without_tiktoken_the_contest_is_one_line_and_the_others_may_be_missing(monkeypatch, capsys):
+def test_without_tiktoken_its_contest_is_one_line_and_all_else_works(monkeypatch, capsys):
     write_corpus()
     for package in ('tokenizers', 'rustbpe', 'riptoken'):
         monkeypatch.setitem(sys.modules, package, None)
@@ -2799,14 +2781,7 @@ def test_without_tiktoken_the_contest_is_one_line_and_the_others_may_be_missing(
     monkeypatch.setitem(sys.modules, 'tiktoken', None)
     with pytest.raises(UserError, match='pip install tiktoken'):
         run_bench(what='tokenizer')
-
-def test_bench_is_imported_without_what_is_not_in_requirements_txt():
-    launch('-c', f"""if 1:
-        import sys
-        for name in 'tiktoken', 'tokenizers', 'transformers', 'wandb':
-            sys.modules[name] = None
-        sys.path.insert(0, {str(HERE)!r})
-        import bench""")
+    runpy.run_path(str(HERE / 'bench.py'))
 
 # -- a range test, and a look into a model
 
@@ -2899,8 +2874,8 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does(ca
     run_bench(what='compare', seeds=1, max_iters=2,
               arms='ill: --learning_rate=1e38 --optimizer=sgd --grad_clip=0; well:')
     rows = table(capsys.readouterr().out)
-    assert rows['ill'][0] == 'inf' and rows['ill'][-1] == '0 of 1'
-    assert 5 < float(rows['well'][0]) < 6 and rows['well'][-1] == '1 of 1'
+    assert rows['ill'][0] == 'inf' and rows['ill'][-1] == '1'
+    assert 5 < float(rows['well'][0]) < 6 and rows['well'][-1] == '0'
     for arms, line in (('bad: --batch_size=4 --micro_batch_size=3', 'out/bad-1: .* status 2: .*does not divide'),
                        ('a:; b: --n_emb=3', 'did you mean n_embd'), ('', 'there are no arms')):
         with pytest.raises(UserError, match=line):
@@ -2913,8 +2888,8 @@ def test_curves_of_several_runs_are_one_table_and_one_picture(capsys):
         Path(f'out/{name}/log.jsonl').write_text(''.join(json.dumps(entry) + '\n' for entry in log))
     run_bench(what='curves', runs='out/a,out/b')
     rows = table(capsys.readouterr().out)
-    assert rows['out/a'] == ['3', '0', '0', '1.5', '3', '200', '1 of 1']
-    assert rows['out/b'] == ['2.5', '0', '-0.5', '1.25', '3', '200', '1 of 1']
+    assert rows['out/a'] == ['3', '0', '0', '1.5', '3', '200', '0']
+    assert rows['out/b'] == ['2.5', '0', '-0.5', '1.25', '3', '200', '0']
     assert Path('out/curves.png').read_bytes()[:4] == b'\x89PNG'
     for wrong in ('', 'out/a,gone'):
         with pytest.raises(UserError, match='give folders'):
@@ -2935,7 +2910,7 @@ def test_pictures_show_the_losses_at_the_end(monkeypatch):
 
 @pytest.mark.parametrize('picture', ['rows', 'curves', 'learning_rate'])
 def test_each_kind_of_picture_is_drawn(picture, monkeypatch):
-    arms = [made_up('a', (9, 3), learning_rate=0.1), made_up('b, c', (9, 4), learning_rate=0.01)]
+    arms = [made_up(name, (9, 3), learning_rate=0.1) for name in ('a', 'b, c')]
     monkeypatch.setattr(bench, 'read_arms', lambda: arms)
     run_bench(what='compare', picture=picture, seeds=0)
     assert Path('out/curves.png').stat().st_size > 5000
