@@ -25,7 +25,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
@@ -134,18 +133,12 @@ def measure(function, place):
         function()
     return median(seconds_of(function, place) for _ in range(steps))
 
-def print_table(head, rows):
-    """Numbers and texts in columns, as Markdown has them."""
-    texts = [[show(x) for x in row] for row in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*texts)]
-    texts.insert(1, ['-' * width for width in widths])
-    for row in texts:
+def print_table(*rows):
+    """Rows of texts as a table in Markdown; the first is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    ruler = ['-' * width for width in widths]
+    for row in (rows[0], ruler, *rows[1:]):
         print('|', ' | '.join(map(str.rjust, row, widths)), '|')
-
-def show(x):
-    if isinstance(x, str):
-        return x
-    return f'{x:,}' if isinstance(x, int) else f'{x:.5g}'
 
 def save_picture(name, title, lines, fmt, **settings):
     """Draws lines, {label: [(x, y), or (x, y, error of y), ...]}, into a file in out_dir."""
@@ -210,8 +203,7 @@ def bench_train():
         print(f'memory  | {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB at most')
     if train.WORLD_SIZE > 1:
         talk = measure(partial(dist.all_reduce, optimizer.g), place)
-        print(f'scaling | {train.WORLD_SIZE} processes, all-reduce of {optimizer.g.nbytes / 1e6:.1f} MB: '
-              f'{1e3 * talk:.2f} ms, {talk / seconds:.1%} of the step')
+        print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
     if profile:
         print_profile(step, place)
     for name in ('train_tinystories', 'train_gpt2'):
@@ -259,7 +251,7 @@ def print_run(name, place, type_, compiled):
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine."""
     place, type_, compiled = machine()
-    rows = []
+    rows = [('each with those before it', 'ms', 'tokens/s')]
     for name, attention, *form in (('float32, written out', 'naive', 'float32', False),
                                    (type_, 'naive', type_, False),
                                    (f'compile {compiled}', 'naive', type_, compiled),
@@ -267,24 +259,23 @@ def bench_ladder():
         c = replace(model_config(), attention=attention)
         step, _ = make_step(c, place, *form)
         seconds = measure(step, place)
-        rows.append((name, 1e3 * seconds, train.batch_size * c.block_size / seconds))
-    print_table(('each with those before it', 'ms', 'tokens/s'), rows)
+        rows.append((name, f'{1e3 * seconds:.1f}', f'{train.batch_size * c.block_size / seconds:,.0f}'))
+    print_table(*rows)
 
 def bench_sample():
     """Tokens per second of generation, and the share of what reading the weights for each of them allows."""
     place, type_, compiled = machine()
     model = build(model_config(), place, type_).to(getattr(torch, type_)).eval()
     step = sample.compile_step(model, place) if compiled else None
-    n = min(new_tokens, model.config.block_size - 1)
-    generate = partial(sample.generate, model, [[0]] * samples, n, step=step, temperature=0.8, top_k=200)
+    generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8, top_k=200)
     list(generate())            # compiles
-    rate = n / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))
-    print(f'sample  | {samples} x {n} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a token')
+    rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))
+    print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a token')
 
     weights = model.flops_per_token(0) // 6 * model.lm_head.weight.itemsize
     x = torch.ones(100_000_000, device=place)
     limit = x.nbytes / min(seconds_of(x.sum, place) for _ in range(10))
-    print(f'memory  | {weights / 1e6:.0f} MB of weights, read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')
+    print(f'memory  | {weights / 1e6:.0f} MB of weights read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')
 
 # -----------------------------------------------------------------------------
 # check: a step beside that of the plain form in float32 on the CPU
@@ -299,7 +290,7 @@ def bench_check():
     allowed = 5e-2
     if type_ == 'float32':
         allowed = 5e-3 if 'cuda' in place else 1e-5         # a GPU has TF32
-    print_table(('relative error', 'loss', 'gradient', 'step of the weights'), [(f'< {allowed:g}', *errors)])
+    print('check   | errors of loss {:.0e}, gradient {:.0e}, step {:.0e}; {:g} is allowed'.format(*errors, allowed))
     if not errors.max() < allowed:
         raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
     print('check   | pass')
@@ -322,21 +313,22 @@ FORMATS = dict(fp32=torch.float32, fp16=torch.float16, bf16=torch.bfloat16, E4M3
                E5M2=torch.float8_e5m2)
 def bench_formats():
     """What the formats of numbers hold."""
-    rows = []
+    rows = [('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')]
     for name, dtype in FORMATS.items():
         info = torch.finfo(dtype)
         fraction = round(-math.log2(info.eps))
-        rows.append((name, info.bits - 1 - fraction, fraction, info.max, info.tiny * info.eps, info.eps))
-    print_table(('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next'), rows)
+        rows.append((name, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
+                     f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}'))
+    print_table(*rows)
 
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
 def bench_toy():
     """The mean square of 10 x 10 numbers that are to become 0, after 10 steps at rates from too low to too high."""
-    rows = []
+    rows = [('rate', *[f'{rate:g}' for rate in TOY_RATES])]
     for name, rule in train.RULES.items():
-        rows.append((name, *[toy_loss(rule, rate) for rate in TOY_RATES]))
-    print_table(('rate', *TOY_RATES), rows)
+        rows.append((name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES]))
+    print_table(*rows)
 
 def toy_loss(rule, rate):
     torch.manual_seed(train.seed)
@@ -424,8 +416,8 @@ def bench_resources():
 def print_parts(title, counts):
     """Counts by part, their shares and their sum."""
     total = counts.total()
-    rows = [(part, count, f'{count / total:.1%}') for part, count in counts.items()]
-    print_table((title, '', ''), [*rows, ('together', total, '')])
+    rows = [(part, f'{count:,}', f'{count / total:.1%}') for part, count in counts.items()]
+    print_table((title, '', ''), *rows, ('together', f'{total:,}', ''))
     print()
 
 # -----------------------------------------------------------------------------
@@ -467,8 +459,11 @@ def contest(title, text, **contestants):
         for name, found in seconds.items():
             found.append(seconds_of(contestants[name]))
     size, ours = len(text.encode()) / 1e6, median(seconds['ours'])
-    rows = [(name, median(found), size / median(found), median(found) / ours) for name, found in seconds.items()]
-    print_table((title, 'seconds', 'MB/s', 'times ours'), rows)
+    rows = [(title, 'seconds', 'MB/s', 'times ours')]
+    for name, found in seconds.items():
+        typical = median(found)
+        rows.append((name, f'{typical:.2f}', f'{size / typical:.1f}', f'{typical / ours:.2f}'))
+    print_table(*rows)
 
 def train_tokenizers(docs, n):
     import tokenizers
@@ -530,7 +525,8 @@ def bench_diagnose():
     _, data = open_data()
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
-    print_table(('layer', *layers[0]), [(i, *layer.values()) for i, layer in enumerate(layers)])
+    rows = [(f'{i}', *[f'{x:.2g}' for x in layer.values()]) for i, layer in enumerate(layers)]
+    print_table(('layer', *layers[0]), *rows)
 
 def diagnose(model, optimizer, batch, lr):
     """
@@ -655,14 +651,15 @@ def bench_curves():
 
 def print_results(found):
     """How the runs ended."""
-    rows = []
+    rows = [('', 'validation loss', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'diverged')]
     for arm in found:
         bpb = mean(arm.values('full_val_bpb') or [math.nan])
         speed = median(arm.values('tokens_per_second') or [math.nan])
         steps = max(arm.values('step') or [0])
         diverged = len(arm.logs) - len(arm.values('full_val_loss'))
-        rows.append((arm.name, arm.loss(), arm.spread(), arm.loss() - found[0].loss(), bpb, steps, speed, diverged))
-    print_table(('', 'validation loss', '±', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'diverged'), rows)
+        rows.append((arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
+                     f'{bpb:.3f}', f'{steps:,}', f'{speed:,.0f}', f'{diverged} of {len(arm.logs)}'))
+    print_table(*rows)
 
 def rows_of(found):
     """A row for each arm, the best at the top."""

@@ -2606,15 +2606,14 @@ def test_a_training_step_is_timed_and_its_parts_are_listed(monkeypatch, capsys):
     assert share == pytest.approx(100 * achieved / 2, abs=0.06)
     assert 'aten::mm' in out and out.count('here') == 2
 
-def test_a_step_of_the_bench_is_that_of_four_sequences_at_once():
-    batches = [(torch.tensor([[i]]), torch.tensor([[i + 1]])) for i in range(4)]
-    whole = torch.arange(4)[:, None], torch.arange(1, 5)[:, None]
+def test_micro_batches_take_the_step_of_the_whole_batch(monkeypatch):
+    x = torch.arange(8).view(4, 2)
     weights = []
-    for part in (batches, [whole]):
+    for batches in ([(x, x)], [(row[None], row[None]) for row in x]):
         torch.manual_seed(1)
         model = GPT(GPTConfig(vocab_size=20, n_embd=32))
         optimizer = train.Optimizer(model, 'sgd')
-        bench.training_step(model, optimizer, part, 0.5)
+        bench.training_step(model, optimizer, batches, 0.5)
         weights.append(optimizer.p)
     torch.testing.assert_close(*weights)
 
@@ -2641,13 +2640,13 @@ def test_two_processes_say_what_they_lose_to_each_other():
                               'bench.config.update(n_layer=1, n_embd=32); bench.main()')
     out = launch('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', 'two.py').stdout
     assert out.count('step  ') == 1
-    assert '2 processes, all-reduce of 0.6 MB' in out
+    assert '2 processes; adding their gradients takes' in out
 
 def test_the_ladder_and_sampling_say_how_fast(capsys):
     run_bench(what='ladder')
     rows = table(capsys.readouterr().out)
-    ms, rate = map(float, rows['flash attention'])
-    assert rate == pytest.approx(4 * 16 / ms * 1e3, rel=0.01)
+    ms, rate = numbers(' '.join(rows['flash attention']))
+    assert rate == pytest.approx(4 * 16 / ms * 1e3, rel=0.05)
     assert len(rows) == 6
     run_bench(what='sample', samples=3, new_tokens=10, rounds=1)
     out = capsys.readouterr().out
@@ -2681,9 +2680,9 @@ def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch, c
 def test_formats_have_their_known_limits(capsys):
     run_bench(what='formats')
     rows = table(capsys.readouterr().out)
-    known = dict(fp32='8 23 3.4028e+38 1.4013e-45 1.1921e-07', fp16='5 10 65504 5.9605e-08 0.00097656',
-                 bf16='8 7 3.3895e+38 9.1835e-41 0.0078125', E4M3='4 3 448 0.0019531 0.125',
-                 E5M2='5 2 57344 1.5259e-05 0.25')
+    known = dict(fp32='8 bits 23 bits 3.4028e+38 1.4e-45 1.2e-07', fp16='5 bits 10 bits 65504 6e-08 0.00098',
+                 bf16='8 bits 7 bits 3.3895e+38 9.2e-41 0.0078', E4M3='4 bits 3 bits 448 0.002 0.12',
+                 E5M2='5 bits 2 bits 57344 1.5e-05 0.25')
     assert {name: ' '.join(rows[name]) for name in known} == known
 
 def test_the_toy_of_the_course_falls_faster_with_a_higher_rate_until_it_diverges(capsys):
@@ -2769,7 +2768,7 @@ def test_the_tokenizer_is_measured_beside_those_that_are_installed(capsys):
     write_corpus()
     run_bench(what='tokenizer', rounds=1)
     out = capsys.readouterr().out
-    assert len(re.findall(r'ours .* 1 \|', out)) == 6
+    assert len(re.findall(r'ours .* 1.00 \|', out)) == 6
     assert out.count('tiktoken |') == 4
 
 def test_without_tiktoken_its_contest_is_one_line_and_all_else_works(monkeypatch, capsys):
@@ -2822,7 +2821,7 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
     gradients = torch.cat([w.grad.flatten() for w in second.parameters()])
     assert a['entropy'] == pytest.approx(1, abs=1e-5) and b['entropy'] < 0.3
     assert a['dead units'] == 0 and b['dead units'] == 16 / 128
-    assert b['activations'] == pytest.approx(float(outputs[0].square().mean() ** 0.5))
+    assert b['activations'] == pytest.approx(outputs[0].square().mean().item() ** 0.5)
     assert b['gradients'] == pytest.approx(float(gradients.square().mean() ** 0.5))
     assert b['update / weights'] == pytest.approx(float(0.1 * gradients.norm() / weights.norm()), rel=1e-3)
     # and nothing of it stays
@@ -2861,9 +2860,8 @@ def test_an_experiment_trains_every_arm_with_every_seed_and_goes_on_where_it_was
     alone = run_main(train, **TINY | dict(optimizer='adamw', max_iters=3, seed=5, out_dir='alone'))['val_loss']
     losses = [train.read_log(Path(f'out/lab/as_it_is-{seed}'))[-1]['full_val_loss'] for seed in (4, 5)]
     assert losses[1] == pytest.approx(alone)
-    loss, spread = map(float, table(out)['as it is'][:2])
-    assert loss == pytest.approx(sum(losses) / 2, rel=1e-4)
-    assert spread == pytest.approx(abs(losses[0] - losses[1]) / 2 ** 0.5, rel=1e-3)
+    mean, spread = sum(losses) / 2, abs(losses[0] - losses[1]) / 2 ** 0.5
+    assert table(out)['as it is'][:2] == [f'{mean:.4f} ± {spread:.4f}', '+0.0000']
     # again: nothing is trained
     monkeypatch.setattr(subprocess, 'run', lambda *args, **kw: pytest.fail('a finished run was started again'))
     run_bench(arms='as it is: ; small one: small.py --n_layer=1', **knobs)
@@ -2874,8 +2872,8 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does(ca
     run_bench(what='compare', seeds=1, max_iters=2,
               arms='ill: --learning_rate=1e38 --optimizer=sgd --grad_clip=0; well:')
     rows = table(capsys.readouterr().out)
-    assert rows['ill'][0] == 'inf' and rows['ill'][-1] == '1'
-    assert 5 < float(rows['well'][0]) < 6 and rows['well'][-1] == '0'
+    assert rows['ill'][0] == 'inf ± 0.0000' and rows['ill'][-1] == '1 of 1'
+    assert rows['well'][0].startswith('5.') and rows['well'][-1] == '0 of 1'
     for arms, line in (('bad: --batch_size=4 --micro_batch_size=3', 'out/bad-1: .* status 2: .*does not divide'),
                        ('a:; b: --n_emb=3', 'did you mean n_embd'), ('', 'there are no arms')):
         with pytest.raises(UserError, match=line):
@@ -2888,32 +2886,33 @@ def test_curves_of_several_runs_are_one_table_and_one_picture(capsys):
         Path(f'out/{name}/log.jsonl').write_text(''.join(json.dumps(entry) + '\n' for entry in log))
     run_bench(what='curves', runs='out/a,out/b')
     rows = table(capsys.readouterr().out)
-    assert rows['out/a'] == ['3', '0', '0', '1.5', '3', '200', '0']
-    assert rows['out/b'] == ['2.5', '0', '-0.5', '1.25', '3', '200', '0']
+    assert rows['out/a'] == ['3.0000 ± 0.0000', '+0.0000', '1.500', '3', '200', '0 of 1']
+    assert rows['out/b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '0 of 1']
     assert Path('out/curves.png').read_bytes()[:4] == b'\x89PNG'
     for wrong in ('', 'out/a,gone'):
         with pytest.raises(UserError, match='give folders'):
             run_bench(what='curves', runs=wrong)
 
 def test_pictures_show_the_losses_at_the_end(monkeypatch):
-    monkeypatch.setattr(bench, 'picture', 'learning_rate')
+    drawn = []
     arms = [made_up('x, high', (9, 3), learning_rate=0.1), made_up('x, low', (9, 4), (9, 5), learning_rate=0.01),
             made_up('y, far', (9, 400), learning_rate=1.0)]
-    points, = bench.rows_of(arms).values()
-    assert points == [(9, 'y, far  400.000 ± 0.000'), (4.5, 'x, low  4.500 ± 0.707'), (3, 'x, high  3.000 ± 0.000')]
-    groups = bench.groups_of(arms)          # what ended above the beginning is drawn there
-    assert groups == {'x': [(0.01, 4.5, pytest.approx(0.707, rel=1e-3)), (0.1, 3, 0)], 'y': [(1, 9, 0)]}
-    drawn = {}
-    monkeypatch.setattr(bench, 'save_picture', lambda name, title, lines, *args, **settings: drawn.update(lines))
-    bench.save_curves('', arms)
-    assert drawn == {'x, high': [(1, 9), (2, 3)], 'x, low': [(1, 9), (2, 4)], 'y, far': [(1, 9), (2, 400)]}
-
-@pytest.mark.parametrize('picture', ['rows', 'curves', 'learning_rate'])
-def test_each_kind_of_picture_is_drawn(picture, monkeypatch):
-    arms = [made_up(name, (9, 3), learning_rate=0.1) for name in ('a', 'b, c')]
     monkeypatch.setattr(bench, 'read_arms', lambda: arms)
-    run_bench(what='compare', picture=picture, seeds=0)
-    assert Path('out/curves.png').stat().st_size > 5000
+    draw = bench.save_picture
+
+    def see(name, title, lines, *args, **settings):
+        drawn.append({label: list(points) for label, points in lines.items()})
+        draw(name, title, lines, *args, **settings)
+        assert Path('out', name).stat().st_size > 5000
+
+    monkeypatch.setattr(bench, 'save_picture', see)
+    for picture in ('rows', 'learning_rate', 'curves'):
+        run_bench(what='compare', seeds=0, picture=picture)
+    rows, groups, curves = drawn                        # what ended above the beginning is drawn there
+    assert rows == {'': [(9, 'y, far  400.000 ± 0.000'), (4.5, 'x, low  4.500 ± 0.707'),
+                         (3, 'x, high  3.000 ± 0.000')]}
+    assert groups == {'x': [(0.01, 4.5, 0.5 ** 0.5), (0.1, 3, 0)], 'y': [(1, 9, 0)]}
+    assert curves == {'x, high': [(1, 9), (2, 3)], 'x, low': [(1, 9), (2, 4)], 'y, far': [(1, 9), (2, 400)]}
 
 def test_a_law_of_scaling_is_found_again(monkeypatch, capsys):
     N, D = (x.flatten() for x in np.meshgrid(np.logspace(4, 6, 4), np.logspace(5, 7, 4)))
