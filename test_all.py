@@ -2727,7 +2727,7 @@ def test_published_sizes_and_the_known_answers_about_gpt2_xl(capsys):
                        qk_norm=False)
     assert bench.parameters(llama3).total() == 70_553_706_496
     run_bench(what='resources', n_layer=48, n_head=25, n_embd=1600, d_ff=6400, tie_weights=False, qk_norm=False,
-              block_size=1024, vocab_size=50257, batch_size=1024, micro_batch_size=1, max_iters=400_000,
+              block_size=1024, tokenizer='gpt2', batch_size=1024, micro_batch_size=1, max_iters=400_000,
               peak_tflops=19.5, mfu=0.5)
     out = capsys.readouterr().out
     for number in ('2,127,057,600', '1,474,560,000', '3,019,898,880,000', '322,122,547,200', '164,682,137,600',
@@ -2829,12 +2829,20 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
     assert F.softmax.__name__ == 'softmax'
     assert not torch.nn.modules.module._global_forward_hooks
 
-def test_a_run_is_diagnosed_with_its_own_knobs(capsys):
+def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch, capsys):
+    diagnose, steps = bench.diagnose, []
+
+    def see(model, optimizer, *args):
+        steps.append(int(optimizer.t))
+        return diagnose(model, optimizer, *args)
+
+    monkeypatch.setattr(bench, 'diagnose', see)
     write_corpus()
     run_main(train, **TINY | dict(n_layer=3, out_dir='out/a'))
     run_bench(what='diagnose', runs='out/a', vocab_size=280)
     rows = table(capsys.readouterr().out)
     assert rows.keys() >= {'layer', '0', '1', '2'}
+    assert steps == [6]
     assert 0.5 < float(rows['2'][-1]) <= 1
 
 # -- experiments
