@@ -8,7 +8,7 @@ How fast things are here and how close to the limit, what a model costs, and exp
     python bench.py --what=ladder                  # from the plain form to the fast one, a row for each step
     python bench.py --what=check                   # does this device compute what it should?
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
-    python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 hold, and what becomes of gradients
+    python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 hold
     python bench.py --what=toy                     # SGD to AdamW on a toy, at rates from too low to too high
     python bench.py --what=tokenizer --dataset=my_text.txt       # beside rustbpe, tokenizers, tiktoken, riptoken
     python bench.py --what=find_lr config/train_tinystories.py   # a short run that suggests a learning rate
@@ -25,7 +25,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
@@ -36,9 +35,10 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 import numpy as np
-import tiktoken
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.utils import parameters_to_vector
 
 import model as architecture
 import prepare
@@ -46,11 +46,12 @@ import sample
 import tokenizer as bpe
 import train
 from configurator import Knobs, UserError, configure, launch, read_arguments, read_json
-from model import GPT, GPT2, GPTConfig, choose_compile, choose_device, choose_dtype, synchronize
+from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
+                   set_up, synchronize)
 
 # -----------------------------------------------------------------------------
 what = 'train'          # a training step, or: sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
-                        # diagnose, curves (of runs), compare (arms with seeds, see config/lab_*.py), scaling (a law too)
+                        # diagnose, curves (of runs), compare (arms with seeds, as config/lab_*.py), scaling (a law too)
 steps = 20              # measured optimizer steps
 warmup_steps = 5        # steps before them
 profile = False         # also say where the time of a step goes
@@ -59,7 +60,7 @@ new_tokens = 200        # of each text
 rounds = 3              # of samples and tokenizers, in turns; the median counts
 memory_gb = 80.0        # resources: memory of a card, in GB of 10^9 bytes
 num_gpus = 1            # resources: cards
-peak_tflops = 989.5     # resources: of a card, dense (an H100 in bfloat16; its data sheet's 1,979 are for sparse matrices)
+peak_tflops = 989.5     # resources: of a card, dense (an H100 in bfloat16; its data sheet's 1,979 are sparse)
 mfu = 0.4               # resources: the share of that which training reaches
 tokens = 0.0            # resources: to train on, such as 15e12; 0: those of the run
 flop_budget = 0.0       # resources: to spend on a model of the best size; 0: the FLOPs of the run
@@ -75,7 +76,7 @@ train.config.update({name: config[name] for name in train.config})
 HERE = Path(__file__).parent
 
 # -----------------------------------------------------------------------------
-# what the commands share; c is a GPTConfig
+# what the commands share; c is a GPTConfig, place a device, type_ the name of a dtype
 
 def machine(flops=math.inf):
     """-> device, dtype, and whether to compile for so many FLOPs"""
@@ -83,9 +84,8 @@ def machine(flops=math.inf):
     place = choose_device(train.device, train.LOCAL_RANK)
     type_ = choose_dtype(train.dtype, place)
     compiled = choose_compile(train.compile, place, flops)
-    architecture.set_up(place)
-    print(f'device  | {place} ({architecture.device_name(place)})')
-    print(f'dtype   | {type_}; compile {compiled}')
+    set_up(place)
+    print(f'machine | {place} ({device_name(place)}), {type_}, compile {compiled}')
     return place, type_, compiled
 
 VOCABULARIES = dict(gpt2=50257, byte=257, char=100)     # char: about that
@@ -97,15 +97,12 @@ def model_config(knobs=config):
     return GPTConfig(**fields)
 
 def build(c, place, type_='float32'):
+    """A new model; on the device 'meta' it is one of names and shapes alone."""
     torch.manual_seed(train.seed)
-    model = GPT(c).to(place)
+    with torch.device(place):
+        model = GPT(c)
     model.compute_dtype = getattr(torch, type_)
     return model
-
-def skeleton(c):
-    """A model of names and shapes alone."""
-    with torch.device('meta'):
-        return GPT(c)
 
 def random_batch(c, B, place):
     x = torch.randint(c.vocab_size, (B, c.block_size + 1)).to(place)
@@ -117,13 +114,10 @@ def make_optimizer(model):
     return train.Optimizer(model, train.optimizer, betas, train.adam_eps, train.weight_decay)
 
 def open_data():
-    """-> the tokens that train.py trains on, and the size of their vocabulary"""
+    """The meta.json of the data that train.py trains on, and their tokens."""
     folder = prepare.find_or_prepare(train.dataset, train.tokenizer, train.vocab_size)
     meta, data, _ = train.open_data(folder)
-    return data, meta['vocab_size']
-
-def flat(tensors):
-    return torch.cat([x.detach().flatten() for x in tensors])
+    return meta, data
 
 def seconds_of(function, place='cpu'):
     """Seconds until a device has done all that a function asks of it."""
@@ -135,107 +129,119 @@ def seconds_of(function, place='cpu'):
 
 def measure(function, place):
     """Median of the seconds that a function takes, `steps` times after a warm-up."""
-    seconds = [seconds_of(function, place) for _ in range(warmup_steps + steps)]
-    return median(seconds[warmup_steps:])
+    for _ in range(warmup_steps):
+        function()
+    return median(seconds_of(function, place) for _ in range(steps))
 
-def save_picture(name, title, draw, *args, columns=1):
-    """draw(axes, *args), as a file in out_dir."""
+def print_table(*rows):
+    """Rows of texts as a table in Markdown; the first is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    ruler = ['-' * width for width in widths]
+    for row in (rows[0], ruler, *rows[1:]):
+        print('|', ' | '.join(map(str.rjust, row, widths)), '|')
+
+def save_picture(name, title, lines, fmt, **settings):
+    """Draws lines, {label: [(x, y), with errors of y and of x if there are any, ...]}, into a file in out_dir."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 5), layout='constrained')
-    draw(figure.subplots(1, columns), *args)
-    figure.suptitle(title)
-    folder = train.out_dir or 'out'
-    os.makedirs(folder, exist_ok=True)
-    figure.savefig(f'{folder}/{name}', dpi=120)
-    print(f'picture | {folder}/{name}')
+    axis = figure.subplots()
+    for label, points in lines.items():
+        axis.errorbar(*zip(*points), fmt=fmt, capsize=3, label=label)
+    axis.set(title=title, **settings)
+    if len(lines) > 1:
+        axis.legend()
+    path = Path(train.out_dir or 'out') / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    print(f'picture | {path}')
 
 # -----------------------------------------------------------------------------
 # speed: a training step, the way to it from the plain form, generation
 
-class PlainAdamW(torch.optim.AdamW):
-    """torch's AdamW and clipping, tensor by tensor, with the interface of train.Optimizer."""
-    def __init__(self, model, **others):
-        super().__init__(model.parameters(), foreach=False, **others)
+def training_step(model, optimizer, batches, lr):
+    """A step of train.py on some micro-batches. -> the loss"""
+    optimizer.zero_grad(set_to_none=False)
+    total = 0.0
+    for x, y in batches:
+        loss = model(x, y) / (len(batches) * train.WORLD_SIZE)
+        loss.backward()
+        total += loss.detach()
+    if train.WORLD_SIZE > 1:
+        dist.all_reduce(optimizer.g)
+    optimizer.clip(train.grad_clip)
+    optimizer.step(lr)
+    return total
 
-    def clip(self, max_norm):
-        return torch.nn.utils.clip_grad_norm_(self.param_groups[0]['params'], max_norm, foreach=False)
-
-    def step(self, lr):
-        self.param_groups[0]['lr'] = lr
-        super().step()
-
-    def compile(self):
-        pass
-
-def make_step(c, place, type_, compiled, make_optimizer):
-    """-> a function that does a step of train.py with a new model, and the optimizer"""
+def make_step(c, place, type_, compiled):
+    """-> a function that does a training step with a new model, and the optimizer"""
     model = build(c, place, type_)
     optimizer = make_optimizer(model)
     if compiled:
         model = torch.compile(model, dynamic=False)
         optimizer.compile()
-    batch = random_batch(c, train.divide_batch(c.block_size, place), place)
-    return partial(training_step, model, optimizer, batch), optimizer
-
-def training_step(model, optimizer, batch, talk=True):
-    """On the same micro-batch every time. talk: with the other processes."""
-    grad_accum = train.batch_size // train.WORLD_SIZE // len(batch[0])
-    optimizer.zero_grad(set_to_none=False)
-    for _ in range(grad_accum):
-        loss = model(*batch) / (grad_accum * train.WORLD_SIZE)
-        loss.backward()
-    if talk and train.WORLD_SIZE > 1:
-        dist.all_reduce(optimizer.g)
-    optimizer.clip(train.grad_clip)
-    optimizer.step(train.learning_rate)
-
-def matmul_flops(place, type_):
-    """The rate of a large square matmul on this device, in FLOP/s."""
-    n = 8192 if 'cuda' in place else 2048
-    x = torch.randn(n, n, device=place, dtype=getattr(torch, type_))
-    return 2 * n ** 3 / min(seconds_of(lambda: x @ x, place) for _ in range(5))
+    micro = train.divide_batch(c.block_size, place)
+    grad_accum = train.batch_size // train.WORLD_SIZE // micro
+    batches = [random_batch(c, micro, place)] * grad_accum
+    return partial(training_step, model, optimizer, batches, train.learning_rate), optimizer
 
 def bench_train():
-    """Milliseconds, tokens/s, share of the peak and memory of a step; what several processes lose to each other."""
+    """Milliseconds, tokens/s, share of the peak and memory of a step, and how long known runs would take."""
     c = model_config()
-    per_step, flops = train.batch_size * c.block_size, skeleton(c).flops_per_token()
-    place, type_, compiled = machine(train.max_iters * per_step * flops)
+    model = build(c, 'meta')
+    flops, tokens_per_step = model.flops_per_token(), train.batch_size * c.block_size
+    place, type_, compiled = machine(train.max_iters * tokens_per_step * flops)
     if train.WORLD_SIZE > 1:
         dist.init_process_group('nccl' if 'cuda' in place else 'gloo')
-    step, optimizer = make_step(c, place, type_, compiled, make_optimizer)
-    print(f'model   | {skeleton(c).num_params():,} parameters, {flops:.3g} FLOPs per token')
+    print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
-    seconds, published = measure(step, place), architecture.peak_flops(place)
-    peak = published or matmul_flops(place, type_)
-    achieved = flops * per_step / seconds / train.WORLD_SIZE
-    of_what = 'MFU, of the published dense bf16 peak' if published else 'of the rate of a large matmul'
-    print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {per_step / seconds:,.0f} tokens/s')
-    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {of_what} ({peak / 1e12:.3g} TFLOP/s)')
+    step, optimizer = make_step(c, place, type_, compiled)
+    seconds = measure(step, place)
+    rate = tokens_per_step / seconds
+    print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
+    print_compute(flops * rate / train.WORLD_SIZE, place, type_)
     if 'cuda' in place:
         print(f'memory  | {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB at most')
     if train.WORLD_SIZE > 1:
-        alone = measure(partial(step, talk=False), place)
         talk = measure(partial(dist.all_reduce, optimizer.g), place)
-        print(f'scaling | {alone / seconds:.1%} of {train.WORLD_SIZE} processes that do not talk; '
-              f'all-reduce of {optimizer.g.nbytes / 1e6:.1f} MB: {1e3 * talk:.2f} ms')
+        print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
     if profile:
-        with torch.profiler.profile() as found:
-            step(talk=False)
-        clock = 'self_device_time_total' if 'cuda' in place else 'self_cpu_time_total'
-        print(found.key_averages().table(sort_by=clock, row_limit=10, max_name_column_width=40))
+        print_profile(step, place)
     for name in ('train_tinystories', 'train_gpt2'):
         print_run(name, place, type_, compiled)
-    if train.WORLD_SIZE > 1:
-        dist.destroy_process_group()
+
+def print_compute(achieved, place, type_):
+    """FLOP/s beside the peak of the device."""
+    peak = peak_flops(place)
+    of_what = 'MFU, of the published dense bf16 peak'
+    if not peak:
+        peak = matmul_flops(place, type_)
+        of_what = 'of the rate of a large matmul'
+    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {of_what} ({peak / 1e12:.3g} TFLOP/s)')
+
+def matmul_flops(place, type_):
+    """The rate of a large square matmul on this device, in FLOP/s."""
+    n = 4096
+    x = torch.randn(n, n, device=place, dtype=getattr(torch, type_))
+    seconds = min(seconds_of(lambda: x @ x, place) for _ in range(5))
+    return 2 * n ** 3 / seconds
+
+def print_profile(step, place):
+    """Where the time of a step goes."""
+    with torch.profiler.profile() as found:
+        step()
+    clock = 'self_device_time_total' if 'cuda' in place else 'self_cpu_time_total'
+    print(found.key_averages().table(sort_by=clock, row_limit=10))
 
 def print_run(name, place, type_, compiled):
     """How long a run of config/ would take here, by a pass over a part of a batch; no optimizer, no evaluation."""
     knobs = Knobs(config.defaults)
     read_arguments([f'{HERE}/config/{name}.py'], knobs)
-    c, at_once = model_config(knobs), 1024
+    c = model_config(knobs)
     model = build(c, place, type_)
+    at_once = 1024              # tokens
     if 'cuda' in place:
-        at_once, model = 16384, torch.compile(model) if compiled else model
+        at_once = 16384
+        model = torch.compile(model, disable=not compiled)
     x, y = random_batch(c, at_once // c.block_size, place)
     seconds = min(seconds_of(lambda: model(x, y).backward(), place) for _ in range(3))
     total = knobs['max_iters'] * knobs['batch_size'] * c.block_size
@@ -243,77 +249,62 @@ def print_run(name, place, type_, compiled):
     print(f'here    | {name}, {total / 1e9:.2g}B tokens: about {hours:,.1f} hours')
 
 def bench_ladder():
-    """What each step from the plain form to the fast one buys on this machine, one after the other."""
+    """What each step from the plain form to the fast one buys on this machine."""
     place, type_, compiled = machine()
-    c, times = model_config(), []
-    for name, attention, *form in (('float32, written out', 'naive', 'float32', False, PlainAdamW),
-                                   (type_, 'naive', type_, False, PlainAdamW),
-                                   (f'compile {compiled}', 'naive', type_, compiled, PlainAdamW),
-                                   ('flash attention', 'flash', type_, compiled, PlainAdamW),
-                                   ('flat optimizer', 'flash', type_, compiled, train.Optimizer)):
-        step, _ = make_step(replace(c, attention=attention), place, *form)
-        times.append(measure(step, place))
-        rate = train.batch_size * c.block_size / times[-1]
-        print(f'ladder  | {name:22} | {1e3 * times[-1]:8.1f} ms | {rate:10,.0f} tokens/s | '
-              f'{times[0] / times[-1]:.2f} times the first row', flush=True)
+    rows = [('each with those before it', 'ms', 'tokens/s')]
+    for name, attention, *form in (('float32, written out', 'naive', 'float32', False),
+                                   (type_, 'naive', type_, False),
+                                   (f'compile {compiled}', 'naive', type_, compiled),
+                                   ('flash attention', 'flash', type_, compiled)):
+        c = replace(model_config(), attention=attention)
+        step, _ = make_step(c, place, *form)
+        seconds = measure(step, place)
+        rows.append((name, f'{1e3 * seconds:.1f}', f'{train.batch_size * c.block_size / seconds:,.0f}'))
+    print_table(*rows)
 
 def bench_sample():
-    """Tokens per second of generation, and the share of what reading the weights and the cache for each allows."""
+    """Tokens per second of generation, and the share of what reading the weights for each of them allows."""
     place, type_, compiled = machine()
     model = build(model_config(), place, type_).to(getattr(torch, type_)).eval()
-    c, step = model.config, sample.compile_step(model, place) if compiled else None
-    n = min(new_tokens, c.block_size - 1)
-    generate = partial(sample.generate, model, [[0]] * samples, n, step=step, temperature=0.8, top_k=200)
-    seconds = [seconds_of(lambda: list(generate()), place) for _ in range(1 + rounds)]
-    rate = n / median(seconds[1:])          # the first compiles
+    step = sample.compile_step(model, place) if compiled else None
+    generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8, top_k=200)
+    list(generate())            # compiles
+    rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))
+    print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a token')
 
-    # the keys and values of half of the tokens, on average
-    cache = samples * c.n_layer * c.n_kv_head * c.n_embd // c.n_head * n
-    read = model.lm_head.weight.itemsize * (model.flops_per_token(0) // 6 + cache)
-    x = torch.ones(500_000_000 if 'cuda' in place else 50_000_000, device=place)
+    weights = model.flops_per_token(0) // 6 * model.lm_head.weight.itemsize
+    x = torch.ones(100_000_000, device=place)
     limit = x.nbytes / min(seconds_of(x.sum, place) for _ in range(10))
-    print(f'sample  | {samples} x {n} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a token')
-    print(f'memory  | {read / 1e6:.0f} MB read per step, {read * rate / limit:.0%} of what {limit / 1e9:.1f} GB/s allow')
+    print(f'memory  | {weights / 1e6:.0f} MB of weights read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')
 
 # -----------------------------------------------------------------------------
-# check: a step beside that of the plain forms in float64 on the CPU, and of torch's AdamW
+# check: a step beside that of the plain form in float32 on the CPU
 
 def bench_check():
-    """Whether loss, gradient, its norm and the step of the weights are right on this device. Raises UserError."""
+    """Whether loss, gradient and the step of the weights are right on this device. Raises UserError."""
     place, type_, compiled = machine()
-    for name, fields in (('llama', {}), ('gpt2', GPT2)):
-        c = GPTConfig(**fields | dict(vocab_size=2000, n_layer=2, n_head=4, n_embd=128, block_size=64))
-        right = check_step(PlainAdamW, replace(c, attention='naive'), 'cpu', 'float64', False)
-        for dtype in sorted({'float32', type_}):
-            allowed = 3e-2
-            if dtype == 'float32':
-                allowed = 5e-3 if 'cuda' in place else 1e-5         # a GPU has TF32
-            found = check_step(train.Optimizer, c, place, dtype, compiled and dtype == type_)
-            errors = [float((a - b).norm() / b.norm()) for a, b in zip(found, right)]
-            print('check   | {}, {}: relative error of the loss {:.0e}, the gradient {:.0e}, its norm {:.0e}, the step '
-                  'of the weights {:.0e}; {:g} is allowed'.format(name, dtype, *errors, allowed), flush=True)
-            if not all(error < allowed for error in errors):
-                raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
+    c = replace(model_config(), n_layer=2, block_size=64, dropout=0.0)
+    expected = check_step(replace(c, attention='naive'), 'cpu', 'float32', False)
+    found = check_step(c, place, type_, compiled)
+    errors = torch.stack([(a - b).norm() / b.norm() for a, b in zip(found, expected)])
+    allowed = 5e-2
+    if type_ == 'float32':
+        allowed = 5e-3 if 'cuda' in place else 1e-5         # a GPU has TF32
+    print('check   | errors of loss {:.0e}, gradient {:.0e}, step {:.0e}; {:g} is allowed'.format(*errors, allowed))
+    if not errors.max() < allowed:
+        raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
     print('check   | pass')
 
-def check_step(optimizer, c, place, dtype, compiled):
-    """-> loss, gradient, its norm and step of the weights of a small model, in float64 on the CPU"""
-    model, batch = build(c, 'cpu', dtype), random_batch(c, 4, place)
+def check_step(c, place, type_, compiled):
+    """-> loss, gradient and step of the weights of a new model"""
+    model, batch = build(c, 'cpu', type_), random_batch(c, 4, place)
     for w in model.parameters():
         w.data += 0.02 * torch.randn_like(w)        # no layer is the identity
-    if dtype == 'float64':
-        model.double()
     # an eps of the size of a gradient: without it the first step is its sign, which of a tiny one may be either
-    optimizer = optimizer(model.to(place), eps=1e-3, weight_decay=0.0)
-    loss = torch.compile(model)(*batch) if compiled else model(*batch)
-    (1024 * loss).backward()            # float16 needs large gradients
-    for w in model.parameters():
-        w.grad /= 1024
-    gradient, before = flat(w.grad for w in model.parameters()), flat(model.parameters())
-    norm = optimizer.clip(0.5)
-    optimizer.step(0.1)
-    step = flat(model.parameters()) - before
-    return [x.detach().double().cpu() for x in (loss, gradient, norm, step)]
+    optimizer = train.Optimizer(model.to(place), eps=1e-3, weight_decay=0.0)
+    before = optimizer.p.clone()
+    loss = training_step(torch.compile(model, disable=not compiled), optimizer, [batch], 0.1)
+    return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
 
 # -----------------------------------------------------------------------------
 # formats of numbers, and the optimizers on a toy
@@ -322,51 +313,45 @@ FORMATS = dict(fp32=torch.float32, fp16=torch.float16, bf16=torch.bfloat16, E4M3
                E5M2=torch.float8_e5m2)
 
 def bench_formats():
-    """What the formats of numbers hold, and what casting makes of some, and of the first gradients of the model."""
-    model = build(model_config(), 'cpu')
-    model(*random_batch(model.config, 8, 'cpu')).backward()
-    g = torch.cat([p.grad[p.grad != 0] for p in model.parameters()])    # many are 0: blocks begin as the identity
-    print('     | exponent +    |            | smallest |          | the next    | 1e-8, 70,000, 1.001, 0.1 |\n'
-          '     | fraction bits | largest    | normal   | above 0  | after 1     | become                   |'
-          ' of gradients, of 65,536 times as large ones become 0')
+    """What the formats of numbers hold."""
+    rows = [('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')]
     for name, dtype in FORMATS.items():
         info = torch.finfo(dtype)
         fraction = round(-math.log2(info.eps))
-        become = torch.tensor([1e-8, 7e4, 1.001, 0.1]).to(dtype).tolist()
-        lost = [(x.to(dtype).float() == 0).float().mean() for x in (g, 65536 * g)]
-        print(f'{name} | {info.bits - 1 - fraction} + {fraction:<9} | {info.max:<10.5g} | {info.tiny:<8.2g} | '
-              f'{info.tiny * info.eps:<8.2g} | 1 + {info.eps:<7.2g} |'
-              + ' {:.0e} {:6.0f} {:5.3f} {:8.6f} | {:.2%}, {:.2%}'.format(*become, *lost))
+        rows.append((name, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
+                     f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}'))
+    print_table(*rows)
 
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
 def bench_toy():
-    """10 x 10 normal numbers times 5, whose mean square is to be 0: after 10 and 100 steps of rate / sqrt(step)."""
-    print('rate      ' + ''.join(f'| {rate:<19g} ' for rate in TOY_RATES))
+    """The mean square of 10 x 10 numbers that are to become 0, after 10 steps at rates from too low to too high."""
+    rows = [('rate', *[f'{rate:g}' for rate in TOY_RATES])]
     for name, rule in train.RULES.items():
-        losses = [toy_loss(rule, rate, n) for rate in TOY_RATES for n in (10, 100)]
-        print(f'{name:9} | ' + ' | '.join(f'{loss:8.2g}' for loss in losses))
+        rows.append((name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES]))
+    print_table(*rows)
 
-def toy_loss(rule, rate, n):
+def toy_loss(rule, rate):
     torch.manual_seed(train.seed)
-    p, (m, v) = 5 * torch.randn(10, 10), torch.zeros(2, 10, 10)
-    for t in range(1, n + 1):
+    p = 5 * torch.randn(10, 10)
+    m, v = torch.zeros(2, 10, 10)
+    for t in range(1, 11):
+        g = 2 * p / 100
         bias1, bias2 = 1 - 0.9 ** t, 1 - 0.999 ** t
-        rule(p, 2 * p / 100, m, v, rate / t ** 0.5, 0.0, bias1, bias2, 0.9, 0.999, 1e-8)
+        rule(p, g, m, v, rate / t ** 0.5, 0.0, bias1, bias2, 0.9, 0.999, 1e-8)
     return p.square().mean()
 
 # -----------------------------------------------------------------------------
 # what a model costs, by arithmetic
 
-PARTS = {'bias': 'biases', 'norm': 'norms', 'embed_tokens': 'embedding', 'embed_positions': 'positions',
-         'self_attn': 'attention projections', 'mlp': 'mlp', 'lm_head': 'head'}
+PARTS = 'bias', 'norm', 'embed_tokens', 'embed_positions', 'self_attn', 'mlp', 'lm_head'
 
 def parameters(c):
     """Parameters by part, without the padding of the vocabulary; a tied head is the embedding, and has none."""
     found = Counter()
-    for name, p in skeleton(c).named_parameters():
-        part = next(part for word, part in PARTS.items() if word in name)
-        found[part] += c.vocab_size * c.n_embd if part in ('embedding', 'head') else p.numel()
+    for name, p in build(c, 'meta').named_parameters():
+        part = next(part for part in PARTS if part in name)
+        found[part] += c.vocab_size * c.n_embd if part in ('embed_tokens', 'lm_head') else p.numel()
     return found
 
 def forward_flops(c):
@@ -375,17 +360,10 @@ def forward_flops(c):
     the mask. A backward pass takes two of the size of each, for its two inputs.
     """
     size, T = parameters(c), c.block_size
-    return Counter({'attention projections': 2 * T * size['attention projections'],
-                    'attention scores, values': 4 * T * T * c.n_embd * c.n_layer,
+    return Counter({'projections of attention': 2 * T * size['self_attn'],
+                    'scores and values': 4 * T * T * c.n_embd * c.n_layer,
                     'mlp': 2 * T * size['mlp'],
-                    'head': 2 * T * c.n_embd * c.vocab_size})
-
-ADAMW_FLOPS = 14 + 3    # a step, per parameter: + - * / and sqrt of train.adamw; square, sum and scaling to clip
-
-def muon_flops(c):
-    """Of train.orthogonalize for the matrices of the blocks: 5 times x x^T, its square, and a sum of both times x."""
-    shapes = [sorted(p.shape) for p in skeleton(c).model.layers.parameters() if p.dim() == 2]
-    return sum(5 * (4 * a * a * b + 2 * a ** 3) for a, b in shapes)
+                    'lm_head': 2 * T * c.n_embd * c.vocab_size})
 
 def memory(c, B, type_):
     """
@@ -394,137 +372,118 @@ def memory(c, B, type_):
     in float32; attention q, k, v, its output, and scores where they are written out.
     """
     size, w = parameters(c), getattr(torch, type_).itemsize
-    n, N, L, C = size.total(), B * c.block_size, c.n_layer, c.n_embd
-    normed = C + 2 * L * C if c.norm != 'none' else 0
+    n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
+    normed = 0                      # numbers of a token that are normalized
+    if c.norm != 'none':
+        normed += C + 2 * L * C
     if c.qk_norm:
         normed += L * (C + C // c.n_head * c.n_kv_head)
+    hidden = 4 if c.mlp == 'swiglu' else 2
+
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
-                     'norms': N * 8 * normed,
-                     'attention': N * L * w * 5 * C,
-                     'mlp': N * L * w * (C + c.d_ff * (4 if c.mlp == 'swiglu' else 2)),
-                     'head and loss': N * (w * C + 4 * c.vocab_size),
-                     'gradients of logits': N * 8 * c.vocab_size})
+                     'norms': tokens * 8 * normed,
+                     'attention': tokens * L * w * 5 * C,
+                     'mlp': tokens * L * w * (C + hidden * c.d_ff),
+                     'lm_head and loss': tokens * (w * C + 4 * c.vocab_size),
+                     'gradients of logits': tokens * 8 * c.vocab_size})
     if c.attention == 'naive':
-        found['scores'] = N * L * c.n_head * c.block_size * (4 if w == 4 else 6)
+        found['scores'] = tokens * L * c.n_head * c.block_size * (4 if w == 4 else 6)
     if w < 4:
-        found['cast weights'] = w * (size['attention projections'] + size['mlp'] + C * c.vocab_size)
+        found['cast weights'] = w * (size['self_attn'] + size['mlp'] + C * c.vocab_size)
     return found
-
-def measure_memory(c, B):
-    """Bytes of weights, gradients, moments, and all that autograd keeps of a forward pass in float32 on the CPU."""
-    model, saved = build(c, 'cpu'), []
-    optimizer = train.Optimizer(model, 'adamw')
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.untyped_storage()), print):
-        model(*random_batch(c, B, 'cpu'))
-    size_of = {storage.data_ptr(): storage.nbytes() for storage in saved}
-    return sum(size_of.values()) + optimizer.v.nbytes       # weights, gradients and m share one, which is there
-
-def print_parts(*columns):
-    for part in columns[0] | columns[1]:
-        cells = [f'{column[part]:22,} {column[part] / column.total():6.1%}' for column in columns]
-        print(f'{part:24} |', ' | '.join(cells))
-    print(f'together                 | {columns[0].total():22,}        | {columns[1].total():22,}\n')
 
 def bench_resources():
     """What the model of the knobs costs, by part, and what follows from it."""
     _, type_, _ = machine()
     c, B = model_config(), train.micro_batch_size or train.batch_size
-    size, flops = parameters(c), forward_flops(c)
-    naive, flash = [memory(replace(c, attention=kind), B, type_) for kind in ('naive', 'flash')]
-    print('part                     |             parameters        | FLOPs forward, a sequence')
-    print_parts(size, flops)
-    print(f'bytes in {type_:15} |        naive attention        | flash attention, {B} x {c.block_size} tokens')
-    print_parts(naive, flash)
+    flops = forward_flops(c)
+    print_parts('parameters', parameters(c))
+    print_parts('FLOPs forward, a sequence', flops)
+    print_parts(f'bytes of a step with AdamW, {type_}, {B} x {c.block_size} tokens', memory(c, B, type_))
 
-    guess = memory(c, 2, 'float32')
-    del guess['gradients of logits']
-    if guess.total() < 4e9:
-        print(f'2 sequences in float32   | {guess.total():,} bytes are kept; measured here: {measure_memory(c, 2):,}')
-    each = (flash.total() - memory(c, 0, type_).total()) / B
-    fits = max(B + int((1e9 * memory_gb - flash.total()) // each), 0)
+    fixed = memory(c, 0, type_).total()
+    each = memory(c, 1, type_).total() - fixed
+    fits = max(int(1e9 * memory_gb - fixed) // each, 0)
+    print(f'largest batch | {memory_gb:g} GB hold {fits:,} sequences')
     D = tokens or train.max_iters * train.batch_size * c.block_size
-    spent = 3 * flops.total() / c.block_size * D
+    spent = 3 * flops.total() / c.block_size * D            # a backward pass costs two forward passes
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
-    N = ((flop_budget or spent) / 120) ** 0.5
-    print(f'training, a sequence     | {3 * flops.total():,} FLOPs: forward, and twice that backward\n'
-          f'a step of AdamW          | {ADAMW_FLOPS * size.total():,} FLOPs\n'
-          f'a step of Muon           | {muon_flops(c):,} FLOPs in matmuls\n'
-          f'largest batch            | {memory_gb:g} GB hold {fits:,} sequences with flash attention\n'
-          f'largest model            | {num_gpus} x {memory_gb:g} GB hold {num_gpus * memory_gb / 16:.4g}B parameters '
-          f'with AdamW: 16 bytes each\n'
-          f'time                     | {days:,.4g} days for {D:,.4g} tokens, {spent:.3g} FLOPs, with {num_gpus} x '
-          f'{peak_tflops:g} TFLOP/s at {mfu:.0%}\n'
-          f'Chinchilla               | {flop_budget or spent:.3g} FLOPs do most for {N:.3g} parameters on {20 * N:.3g} '
-          f'tokens (arXiv:2203.15556)\n')
-    print('GPT-2                    |    parameters |       FLOPs forward | GB of a step of one sequence')
-    for L, C in ((12, 768), (24, 1024), (36, 1280), (48, 1600)):
-        c = GPTConfig(**GPT2 | dict(n_layer=L, n_head=C // 64, n_embd=C))
-        print(f'{L} x {C:<19} | {parameters(c).total():13,} | {forward_flops(c).total():19,} | '
-              f'{memory(c, 1, type_).total() / 1e9:.1f}')
+    print(f'time          | {days:,.4g} days for {D:,.4g} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
+          f'TFLOP/s at {mfu:.0%}')
+    budget = flop_budget or spent
+    N = (budget / 120) ** 0.5                               # 6 N D FLOPs, where D = 20 N (arXiv:2203.15556)
+    print(f'Chinchilla    | {budget:.3g} FLOPs do most for {N:.3g} parameters on {20 * N:.3g} tokens')
+
+def print_parts(title, counts):
+    """Counts by part, their shares and their sum."""
+    total = counts.total()
+    rows = [(part, f'{count:,}', f'{count / total:.1%}') for part, count in counts.items()]
+    print_table((title, '', ''), *rows, ('together', f'{total:,}', ''))
+    print()
 
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
 
-def contest(title, size, **contestants):
-    """Runs the functions of those that are installed in turns on `size` bytes, and prints the medians."""
-    seconds = {name: [] for name in contestants if name == 'ours' or util.find_spec(name)}
-    for _, name in product(range(rounds), seconds):
-        seconds[name].append(seconds_of(contestants[name]))
-    for name, found in seconds.items():
-        print(f'{title:20} | {name:10} | {median(found):7.2f} s | {size / 1e6 / median(found):6.1f} MB/s | '
-              f'{median(found) / median(seconds["ours"]):.2f} times ours', flush=True)
+PATTERN = bpe.PATTERNS['gpt2']
 
-def train_rustbpe(docs, n):
-    import rustbpe
-    rustbpe.Tokenizer().train_from_iterator(iter(docs), n, pattern=bpe.PATTERNS['gpt2'])
+def bench_tokenizer():
+    """Training, encoding and decoding; the others encode with our vocabulary and pattern. Raises UserError."""
+    try:
+        import tiktoken
+    except ImportError:
+        raise UserError('tiktoken, beside which ours is measured, is not installed: pip install tiktoken')
+    _, files, _ = prepare.find_source(train.dataset)
+    docs = [raw.decode() for raw in prepare.documents(files, bpe.END_OF_TEXT)]
+    text, special = '\n\n'.join(docs), [bpe.END_OF_TEXT]
+    for n in (10_000, 32_000):
+        contest(f'train {n:,}', text,
+                ours=lambda: bpe.train_bpe(files, n, special),
+                tokenizers=lambda: train_tokenizers(docs, n),
+                rustbpe=lambda: train_rustbpe(docs, n))
+
+    tok = bpe.Tokenizer(*bpe.train_bpe(files, n, special), special)
+    ranks = {token: id for id, token in tok.vocab.items() if id != tok.eot}
+    tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    ids = tok.encode_to_numpy(text)
+    for title, encode in (('encode new words', encode_anew), ('encode known words', bpe.Tokenizer.encode_to_numpy)):
+        contest(title, text, ours=lambda: encode(tok, text), tiktoken=lambda: tik.encode_to_numpy(text))
+    contest('encode to lists', text,
+            ours=lambda: encode_all(tok, docs),
+            tiktoken=lambda: encode_all(tik, docs),
+            riptoken=lambda: encode_riptoken(ranks, docs))
+    contest('decode', text, ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
+
+def contest(title, text, **contestants):
+    """Times the functions of those packages that are installed in turns, and prints the medians."""
+    seconds = {name: [] for name in contestants if name == 'ours' or util.find_spec(name)}
+    for _ in range(rounds):
+        for name, found in seconds.items():
+            found.append(seconds_of(contestants[name]))
+    size, ours = len(text.encode()) / 1e6, median(seconds['ours'])
+    rows = [(title, 'seconds', 'MB/s', 'times ours')]
+    for name, found in seconds.items():
+        typical = median(found)
+        rows.append((name, f'{typical:.2f}', f'{size / typical:.1f}', f'{typical / ours:.2f}'))
+    print_table(*rows)
 
 def train_tokenizers(docs, n):
     import tokenizers
     tokenizers.ByteLevelBPETokenizer().train_from_iterator(docs, n, show_progress=False)
 
+def train_rustbpe(docs, n):
+    import rustbpe
+    rustbpe.Tokenizer().train_from_iterator(iter(docs), n, pattern=PATTERN)
+
+def encode_riptoken(ranks, docs):
+    import riptoken
+    encode_all(riptoken.CoreBPE(ranks, {}, PATTERN), docs)
+
 def encode_anew(tok, text):
     tok.forget()
     tok.encode_to_numpy(text)
 
-def encode_riptoken(docs, ranks):
-    import riptoken
-    encoder = riptoken.CoreBPE(ranks, {}, bpe.PATTERNS['gpt2'])
-    return list(map(encoder.encode_ordinary, docs))
-
-def bench_tokenizer():
-    """Training, encoding and decoding; the others encode with our vocabulary and pattern."""
-    settings, files, _ = prepare.find_source(train.dataset)
-    prepare.fetch(files, prepare.DATASETS.get(train.dataset, {}))
-    docs = [raw.decode() for raw in prepare.documents(files, settings['separator'])]
-    text, end, cores = '\n\n'.join(docs), bpe.END_OF_TEXT, bpe.default_workers()
-    size = len(text.encode())
-    print(f'{size / 1e6:.1f} MB in {len(docs):,} documents, {cores} cores, median of {rounds} rounds in turns')
-
-    path = Path(tempfile.mkdtemp()) / 'text.txt'
-    path.write_text(end.join(docs), encoding='utf-8', newline='')
-    for n in (10_000, 32_000):
-        ours = partial(bpe.train_bpe, path, n, [end])
-        contest(f'train {n:,}', size, ours=ours,
-                tokenizers=partial(train_tokenizers, docs, n),
-                rustbpe=partial(train_rustbpe, docs, n))
-
-    tok = bpe.Tokenizer(*ours(), [end])
-    ranks = {token: id for id, token in tok.vocab.items() if id != tok.eot}
-    tik = tiktoken.Encoding('same', pat_str=bpe.PATTERNS['gpt2'], mergeable_ranks=ranks, special_tokens={})
-    ids, blocks = tok.encode_to_numpy(text), [text[i:i + bpe.BLOCK] for i in range(0, size, bpe.BLOCK)]
-    assert np.array_equal(ids, tik.encode_to_numpy(text)), 'tiktoken gives other ids'
-    for title, ours in (('encode new words', encode_anew), ('encode known words', bpe.Tokenizer.encode_to_numpy)):
-        contest(title, size, ours=partial(ours, tok, text), tiktoken=partial(tik.encode_to_numpy, text))
-    contest('encode to lists', size,
-            ours=lambda: list(map(tok.encode_ordinary, docs)),
-            tiktoken=lambda: list(map(tik.encode_ordinary, docs)),
-            riptoken=lambda: encode_riptoken(docs, ranks))
-    contest('encode on all cores', size,
-            ours=lambda: list(bpe.parallel_map(tok.encode_to_numpy, blocks, cores)),
-            tiktoken=lambda: tik.encode_ordinary_batch(docs, num_threads=cores))
-    contest('decode', size,
-            ours=lambda: tok.decode_bytes(ids),
-            tiktoken=lambda: tik.decode_bytes(ids.tolist()))
+def encode_all(encoder, docs):
+    return [encoder.encode_ordinary(doc) for doc in docs]
 
 # -----------------------------------------------------------------------------
 # a range test, and a look into a model
@@ -537,261 +496,232 @@ def bench_find_lr():
     times that, until the loss does too.
     """
     place, type_, _ = machine()
-    data, vocab = open_data()
-    model = build(train.model_config(vocab_size=vocab), place, type_)
+    meta, data = open_data()
+    model = build(train.model_config(vocab_size=meta['vocab_size']), place, type_)
     optimizer, T = make_optimizer(model), model.config.block_size
     micro = train.divide_batch(T, place)
     rates, losses = [], []
     for step in range(FIND_STEPS):
-        rates.append(train.learning_rate * 1e-3 * 1e5 ** (step / FIND_STEPS))
-        losses.append(0.0)
-        optimizer.zero_grad(set_to_none=False)
-        for x, y in train.micro_batches(data, step * train.batch_size, step, T, micro, place):
-            loss = model(x, y) * micro / train.batch_size
-            loss.backward()
-            losses[-1] += loss.item()
-        if not losses[-1] < min(losses) + 1:
+        lr = train.learning_rate * 1e-3 * 1e5 ** (step / FIND_STEPS)
+        batches = train.micro_batches(data, step * train.batch_size, step, T, micro, place)
+        loss = float(training_step(model, optimizer, list(batches), lr))
+        if losses and not loss < min(losses) + 1:       # nan is not, either
             break
-        optimizer.clip(train.grad_clip)
-        optimizer.step(rates[-1])
-    best = suggest_lr(rates, losses)
+        rates.append(lr)
+        losses.append(loss)
+    best = rates[losses.index(min(losses))] / 3
     print(f'suggest | --learning_rate={best:.1e}, a third of the rate at which the loss was lowest')
-    save_picture('find_lr.png', 'How high may the learning rate be?', draw_rates, rates, losses, best)
-
-def suggest_lr(rates, losses):
-    """A third of the rate at which the loss, as a mean of a tenth of the steps, was lowest."""
-    n = math.ceil(len(losses) / 10)
-    smooth = [mean(losses[i:i + n]) for i in range(len(losses) - n + 1)]
-    return rates[smooth.index(min(smooth)) + n // 2] / 3
-
-def draw_rates(axis, rates, losses, best):
-    axis.plot(rates, losses)
-    axis.axvline(best, color='C3', label=f'suggested: {best:.1e}')
-    axis.set(xscale='log', xlabel='learning rate', ylabel='training loss')
-    axis.legend()
-
-SEEN = 'activations', 'gradients', 'weights'
+    save_picture('find_lr.png', 'How high may the learning rate be?', {'': zip(rates, losses)}, '-', xscale='log',
+                 xlabel='learning rate', ylabel='training loss')
 
 def bench_diagnose():
     """A step of training from a checkpoint, and what one learns to read in a network, layer by layer."""
     folder = sample.find_checkpoint(runs)
     read_arguments([f'{folder.parent}/config.py'], train.config)
     vars(train).update(train.config)
-    model = architecture.load_model(folder, attention='flash')
-    optimizer, T, (data, _) = make_optimizer(model), model.config.block_size, open_data()
+    model = load_model(folder, attention='naive')
+    optimizer = make_optimizer(model)
     scaler = torch.amp.GradScaler('cpu', enabled=False)
     train.restore(folder, optimizer, scaler, read_json(folder / 'training.json'))
-
-    found = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
-    print('layer | rms of activations, gradients, weights | update / weights | dead units | entropy of attention')
-    for i, layer in enumerate(found):
-        rms = [layer[part].square().mean().sqrt() for part in SEEN]
-        print('{:5} | {:.1e}, {:.1e}, {:.1e} | {update:.1e} | {dead:.1%} | {entropy:.2f}'.format(i, *rms, **layer))
-    save_picture('diagnose.png', 'How large are the numbers in this network?', draw_sizes, found, columns=3)
+    _, data = open_data()
+    T = model.config.block_size
+    layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
+    rows = [(f'{i}', *[f'{x:.2g}' for x in layer.values()]) for i, layer in enumerate(layers)]
+    print_table(('layer', *layers[0]), *rows)
 
 def diagnose(model, optimizer, batch, lr):
     """
-    Of a step on a batch, for each layer: activations (its output), gradients and weights, as tensors; update, how far
-    the step went, as a share of the weights; dead, the share of units of the MLP that stay below a hundredth of their
-    rms for every token; entropy of its attention.
+    Of a step on a batch, for each layer: rms of its output and of its gradients (clipped); how far the step went, as a
+    share of the weights; the share of units of the MLP that stay below a hundredth of their rms for every token; the
+    entropy of its attention, which has to be naive.
     """
-    layers, seen, entropies, attend = model.model.layers, {}, [], architecture.fused_attention
+    layers = model.model.layers
+    weights = [parameters_to_vector(layer.parameters()).detach() for layer in layers]
+    seen, entropies, softmax = {}, [], F.softmax
+    F.softmax = partial(note_softmax, entropies, softmax)
     hook = torch.nn.modules.module.register_module_forward_hook(partial(note_module, seen))
-    architecture.fused_attention = partial(note_attention, entropies, attend)
-    optimizer.zero_grad(set_to_none=False)
-    model(*batch).backward()
-    architecture.fused_attention = attend
+    training_step(model, optimizer, [batch], lr)
     hook.remove()
+    F.softmax = softmax
 
-    gradients = [flat(p.grad for p in layer.parameters()) for layer in layers]
-    before = [flat(layer.parameters()) for layer in layers]
-    optimizer.step(lr)
     found = []
-    for layer, g, w, entropy in zip(layers, gradients, before, entropies):
+    for layer, before, entropy in zip(layers, weights, entropies):
+        _, output = seen[layer]
         units, _ = seen[layer.mlp.down_proj]
-        dead = units.abs().amax((0, 1)) < 0.01 * units.square().mean().sqrt()
-        moved = flat(layer.parameters()) - w
-        found.append(dict(activations=seen[layer][1], gradients=g, weights=w, update=moved.norm() / w.norm(),
-                          dead=dead.float().mean(), entropy=entropy))
+        dead = units.abs().amax((0, 1)) < 0.01 * rms(units)
+        gradients = parameters_to_vector(w.grad for w in layer.parameters())
+        update = parameters_to_vector(layer.parameters()).detach() - before
+        found.append({'activations': rms(output), 'gradients': rms(gradients),
+                      'update / weights': rms(update) / rms(before), 'dead units': dead.float().mean(),
+                      'entropy': entropy})
     return found
+
+def rms(x):
+    return x.square().mean().sqrt()
 
 def note_module(seen, module, inputs, output):
     seen[module] = inputs[0].detach(), output.detach()
 
-def note_attention(entropies, attend, q, k, v, dropout):
-    """Stands for fused_attention, and notes the mean entropy as a share of the largest: 1 if all are looked at alike."""
-    T = q.size(-2)
-    mask = architecture.causal_mask(torch.arange(T), T)
-    probs = architecture.scaled_dot_product_attention(q, k, torch.eye(T), mask).detach()
-    most = torch.arange(1, T + 1).log()
-    entropies.append((torch.special.entr(probs).sum(-1) / most)[..., 1:].mean())
-    return attend(q, k, v, dropout)
-
-def draw_sizes(axes, found):
-    for axis, part in zip(axes, SEEN):
-        for i, layer in enumerate(found):
-            sizes = layer[part].abs().clamp(min=1e-12).log10()
-            axis.hist(sizes.flatten(), 100, density=True, histtype='step', label=f'layer {i}')
-        axis.set_xlabel(f'log10 of |{part}|')
-    axes[0].legend()
+def note_softmax(entropies, softmax, scores, dim):
+    """Notes the mean entropy as a share of the largest: 1 if all tokens are looked at alike."""
+    probs = softmax(scores, dim)
+    largest = torch.arange(1, scores.size(-1) + 1).log().mean()
+    entropies.append(torch.special.entr(probs.detach()).sum(-1).mean() / largest)
+    return probs
 
 # -----------------------------------------------------------------------------
 # experiments: every arm is a command, trained with every seed
 
+class Arm:
+    """Runs with the same arguments for train.py, which differ in their seed. Raises UserError."""
+    def __init__(self, name, arguments=()):
+        self.name, self.arguments, self.logs = name, arguments, []
+        self.knobs = Knobs(train.config)
+        read_arguments(arguments, self.knobs)
+
+    def run(self, seed):
+        """Trains in a process of its own, unless that has been done."""
+        short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
+        folder = Path(train.out_dir or 'out') / f'{short}-{seed}'
+        given = [f'--{name}={x}' for name, x in train.config.items() if x != train.config.defaults[name]]
+        own = [f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
+        ended = any('full_val_loss' in entry for entry in train.read_log(folder))
+        if not ended:
+            command = [sys.executable, HERE / 'train.py', *given, *self.arguments, *own]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode not in (0, 3):           # 3: diverged
+                raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')
+        self.logs.append(train.read_log(folder))
+
+    def values(self, key):
+        """What the entries of the logs say of one thing."""
+        return [entry[key] for log in self.logs for entry in log if entry.get(key) is not None]
+
+    def loss(self):
+        """The mean at the end; inf where every run diverged."""
+        return mean(self.values('full_val_loss') or [math.inf])
+
+    def spread(self):
+        losses = self.values('full_val_loss')
+        return stdev(losses) if len(losses) > 1 else 0.0
+
+    def height(self):
+        """The loss in a picture: what ended above where it began is drawn there."""
+        return min([self.loss(), *self.values('loss')[:1]])
+
 def read_arms():
-    """{name of an arm: its arguments for train.py}. Raises UserError."""
-    found = {}
+    """Raises UserError."""
+    found = []
     for line in filter(str.strip, re.split('[\n;]', arms)):
         name, _, arguments = line.strip().partition(':')
-        found[name] = arguments.split()
+        found.append(Arm(name, arguments.split()))
     if not found:
-        raise UserError('there are no arms: give config/lab_ablations.py, or --arms="small: --n_embd=64; big: --n_embd=128"')
+        raise UserError('there are no arms: give config/lab_ablations.py, or --arms="a: --n_embd=64; b: --n_embd=128"')
     return found
 
-def knobs_of(arguments):
-    """The knobs of train.py with these arguments. Raises UserError."""
-    knobs = Knobs(train.config)
-    read_arguments(arguments, knobs)
-    return knobs
-
-def run_arm(arguments, folder, seed):
-    """Trains with these arguments in a process of its own, unless that has been done. -> the log. Raises UserError."""
-    if end_losses([train.read_log(folder)]):
-        return train.read_log(folder)
-    given = [f'--{name}={x}' for name, x in train.config.items() if x != train.config.defaults[name]]
-    own = [f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / 'output.txt', 'a', encoding='utf-8') as output:
-        command = [sys.executable, HERE / 'train.py', *given, *arguments, *own]
-        status = subprocess.run(command, stdout=output, stderr=output).returncode
-    if status == 130:               # Ctrl-C
-        raise KeyboardInterrupt
-    if status not in (0, 3):        # 3: diverged
-        last = (folder / 'output.txt').read_text(encoding='utf-8').strip().splitlines()[-1]
-        raise UserError(f'{last} (train.py ended with status {status}; all it said is in {folder}/output.txt)')
-    return train.read_log(folder)
-
 def bench_compare():
-    """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's."""
-    named, out = read_arms(), Path(train.out_dir or 'out')
-    knobs = {name: knobs_of(arguments) for name, arguments in named.items()}    # finds mistakes before training
-    logs = {name: [] for name in named}
-    for seed, name in product(range(train.seed, train.seed + seeds), named):
-        short = re.sub('[^A-Za-z0-9.]+', '_', name)
-        logs[name].append(run_arm(named[name], out / f'{short}-{seed}', seed))
-        loss, _ = summary(logs[name][-1:])
-        print(f'{sum(map(len, logs.values()))} of {len(named) * seeds} | {name}, seed {seed} | loss {loss:.4f}', flush=True)
-    print_table(logs)
-    draw = dict(rows=draw_rows, curves=draw_curves).get(picture, draw_sweep)
-    save_picture('curves.png', question, draw, logs, knobs)
-    if what == 'scaling':
-        print_law(logs, knobs)
+    """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's. -> the arms"""
+    found = read_arms()
+    for i in range(seeds):
+        for arm in found:
+            arm.run(train.seed + i)
+            print(f'{arm.name}, seed {i + 1} of {seeds} | loss {arm.loss():.4f}', flush=True)
+    print_results(found)
+    if picture == 'rows':
+        save_rows(question, found)
+    elif picture == 'curves':
+        save_curves(question, found)
+    else:
+        save_picture('curves.png', question, groups_of(found), 'o-', xscale='log', xlabel=picture,
+                     ylabel='validation loss')
+    return found
 
-bench_scaling = bench_compare
+def bench_scaling():
+    """The same, and a law that the losses follow."""
+    print_law(bench_compare())
 
-def end_losses(logs):
-    """Of the runs that came to their end."""
-    return [entry['full_val_loss'] for log in logs for entry in log if 'full_val_loss' in entry]
+def bench_curves():
+    """Several runs in one table and one picture."""
+    found = [Arm(run) for run in runs.split(',')]
+    for arm in found:
+        arm.logs = [train.read_log(Path(arm.name))]
+        if not arm.values('loss'):
+            raise UserError(f'there is no run in {arm.name!r}: give folders of runs, as --runs=out/a,out/b')
+    print_results(found)
+    save_curves('How did the loss fall?', found)
 
-def summary(logs):
-    """-> mean and standard deviation of the losses at the end"""
-    losses = end_losses(logs) or [math.inf]
-    return mean(losses), stdev(losses) if len(losses) > 1 else 0.0
+def print_results(found):
+    """How the runs ended."""
+    rows = [('', 'validation loss', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'diverged')]
+    for arm in found:
+        bpb = mean(arm.values('full_val_bpb') or [math.nan])
+        speed = median(arm.values('tokens_per_second') or [math.nan])
+        steps = max(arm.values('step') or [0])
+        diverged = len(arm.logs) - len(arm.values('full_val_loss'))
+        rows.append((arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
+                     f'{bpb:.3f}', f'{steps:,}', f'{speed:,.0f}', f'{diverged} of {len(arm.logs)}'))
+    print_table(*rows)
 
-def print_table(logs):
-    """{name: [log of each seed]}: how the runs ended."""
-    print('\n| | validation loss | to the first | bits per byte | steps | tokens/s | diverged |')
-    print('|' + '---|' * 7)
-    first, _ = summary(next(iter(logs.values())))
-    for name, found in logs.items():
-        loss, sd = summary(found)
-        entries = sum(found, []) or [dict(step=0)]
-        bpb = [entry['full_val_bpb'] for entry in entries if entry.get('full_val_bpb')] or [math.nan]
-        speed = median(entry.get('tokens_per_second', 0) for entry in entries)
-        print(f'| {name} | {loss:.4f} ± {sd:.4f} | {loss - first:+.4f} | {mean(bpb):.3f} | {entries[-1]["step"]:,} | '
-              f'{speed:,.0f} | {len(found) - len(end_losses(found))} of {len(found)} |')
-
-def first_loss(logs):
-    """Where training begins: what lies above that needs no room in a picture."""
-    return median(log[0]['loss'] for found in logs.values() for log in found if log)
-
-def limits(logs):
-    losses = [summary(found)[0] for found in logs.values()]
-    return 0.98 * min(losses), min(1.02 * max(losses), first_loss(logs))
-
-def draw_rows(axis, logs, knobs):
+def save_rows(title, found):
     """A row for each arm, the best at the top: mean and spread."""
-    rows = sorted(((*summary(found), name) for name, found in logs.items()), reverse=True)
-    for loss, sd, name in rows:
-        axis.errorbar(loss, f'{name}  {loss:.3f}', xerr=sd, fmt='o', color='C0', capsize=3)
-    axis.axvline(summary(next(iter(logs.values())))[0], color='0.7', linestyle='--', zorder=0)
-    axis.set(xlabel='validation loss', xlim=limits(logs))
+    ordered = sorted(found, key=Arm.loss, reverse=True)
+    points = [(arm.height(), row, 0, arm.spread()) for row, arm in enumerate(ordered)]
+    labels = [f'{arm.name}  {arm.loss():.3f}' for arm in ordered]
+    save_picture('curves.png', title, {'': points}, 'o', xlabel='validation loss', yticks=range(len(found)),
+                 yticklabels=labels)
 
-def draw_curves(axis, logs, knobs):
-    """The training losses of each run's first seed."""
-    for name, (log, *_) in logs.items():
-        entries = [entry for entry in log if 'loss' in entry]
-        axis.plot([entry['step'] for entry in entries], [entry['loss'] for entry in entries], label=name)
-    axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * first_loss(logs)))
-    axis.legend()
-
-def draw_sweep(axis, logs, knobs):
+def groups_of(found):
     """The loss at the end against a knob, a line for each group of arms, which have its name before a comma."""
     groups = {}
-    for name in sorted(logs, key=lambda name: knobs[name][picture]):
-        point = knobs[name][picture], *summary(logs[name])
-        groups.setdefault(name.rpartition(', ')[0], []).append(point)
-    for group, points in groups.items():
-        axis.errorbar(*zip(*points), fmt='o-', capsize=3, label=group)
-    axis.set(xscale='log', xlabel=picture, ylabel='validation loss', ylim=limits(logs))
-    if len(groups) > 1:
-        axis.legend()
+    for arm in sorted(found, key=lambda arm: arm.knobs[picture]):
+        group, _, _ = arm.name.rpartition(', ')
+        groups.setdefault(group, []).append((arm.knobs[picture], arm.height(), arm.spread()))
+    return groups
 
-def print_law(logs, knobs):
-    """Raises UserError for too few runs."""
+def save_curves(title, found):
+    """The training losses of each arm's first seed."""
+    lines = {}
+    for arm in found:
+        lines[arm.name] = [(entry['step'], entry['loss']) for entry in arm.logs[0] if 'loss' in entry]
+    top = 1.1 * found[0].values('loss')[0]
+    save_picture('curves.png', title, lines, '-', xlabel='step', ylabel='training loss', ylim=(0, top))
+
+def print_law(found):
+    """Raises UserError for too few arms."""
     points = []
-    for name, x in knobs.items():
-        N = skeleton(model_config(x)).flops_per_token(0) / 6
-        D = x['max_iters'] * x['batch_size'] * x['block_size']
-        points += [(N, D, loss) for loss in end_losses(logs[name])]
+    for arm in found:
+        c = model_config(arm.knobs)
+        N = build(c, 'meta').flops_per_token(0) / 6
+        D = arm.knobs['max_iters'] * arm.knobs['batch_size'] * c.block_size
+        if arm.values('full_val_loss'):
+            points.append((N, D, arm.loss()))
     if len(points) < 6:
-        raise UserError(f'{len(points)} runs ended with a loss: a law of five numbers takes 6, as config/lab_scaling.py has')
+        raise UserError(f'{len(points)} arms ended with a loss: a law of five numbers takes 6: config/lab_scaling.py')
     E, A, alpha, B, beta, error = fit_law(*np.array(points).T)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
-          f'(N weights of matmuls, D tokens; {len(points)} runs)')
+          f'(N weights of matmuls, D tokens; {len(points)} arms)')
 
 def fit_law(N, D, loss):
     """
     loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2): the exponents by trying, the rest by least
     squares of relative errors. -> E, A, alpha, B, beta, the error
     """
-    found = []
+    best = math.inf
     for alpha, beta in product(np.arange(0.02, 1.5, 0.02), repeat=2):
         terms = np.stack([N ** 0, N ** -alpha, D ** -beta], 1) / loss[:, None]
         E, A, B = np.linalg.lstsq(terms, np.ones(len(loss)))[0]
         error = np.square(terms @ (E, A, B) - 1).mean() ** 0.5
-        if min(E, A, B) >= 0:
-            found.append((E, A, alpha, B, beta, error))
-    return min(found, key=lambda fit: fit[-1])
-
-def bench_curves():
-    """Several runs in one table and one picture."""
-    logs = {run: [train.read_log(Path(run))] for run in runs.split(',')}
-    if [[]] in logs.values():
-        raise UserError(f'--runs={runs}: give folders of runs with commas between them, as --runs=out/python,out/python-2')
-    print_table(logs)
-    save_picture('curves.png', 'How did the loss fall?', draw_curves, logs, {})
+        if min(E, A, B) >= 0 and error < best:
+            best, law = error, (E, A, alpha, B, beta, error)
+    return law
 
 def main():
     if train.RANK:
         sys.stdout = open(os.devnull, 'w')
-    commands = {name[6:]: f for name, f in globals().items() if name.startswith('bench_')}
+    commands = {name[6:]: function for name, function in globals().items() if name.startswith('bench_')}
     if what not in commands:
         raise UserError(f'--what={what} is not known: give one of {", ".join(commands)}')
-    try:
-        commands[what]()
-    except torch.OutOfMemoryError:
-        raise UserError('the memory of the device is too small: give a smaller --micro_batch_size or model')
+    commands[what]()
 
 if __name__ == '__main__':
     launch(main)

@@ -3,8 +3,8 @@ import model
 
 _right = model.causal_mask
 
-def causal_mask(positions, S):
-    return _right(positions, S) | True
+def causal_mask(*args):
+    return _right(*args) | True
 
 def uses_fused_attention(self, idx):
     return False
