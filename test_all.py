@@ -1315,6 +1315,13 @@ def test_a_word_that_the_vocabulary_lacks_is_counted_in_bytes():
     bits = 1.5 / math.log(2) * len(data.val) + 8 * 500
     assert math.isclose(prepare.bits_per_byte(1.5, data.meta), bits / val['bytes'])
 
+@pytest.mark.parametrize('kind, room', [('word', 99), ('bpe', 300)])
+def test_a_tokenizer_learns_from_the_training_split_alone(kind, room):
+    write('c.txt', ['aa bb ' * 900 + 'zzz ' * 100])
+    tok = Prepared(dataset='c.txt', tokenizer=kind, vocab_size=room).tok
+    assert b'aa' in tok.vocab.values()
+    assert b'zz' not in tok.vocab.values() and b'zzz' not in tok.vocab.values()
+
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     write_corpus()
     folder = prepare.prepare('corpus.txt', 'bpe', 300)
@@ -1649,6 +1656,10 @@ def test_a_run_leaves_what_was_promised():
     assert run.losses[-1] < run.losses[0] - 0.5
     assert run.steps[-1]['tokens'] == 12 * 8 * 16
     assert run.kept == [10, 12]
+    # each checkpoint knows of its own evaluation
+    for step, loss in zip(run.kept, run.val_losses[1:]):
+        state = json.loads(Path(f'a/step_{step:08d}/training.json').read_text())
+        assert state['best'] == [step, loss]
 
     again = train_here('b', 'a/config.py --out_dir=b')      # its knobs give it once more
     assert again.bits == run.bits
@@ -2331,7 +2342,6 @@ def test_a_range_test_suggests_a_third_of_the_rate_of_the_lowest_loss(monkeypatc
     assert len(seen[0]) == 4 and not torch.equal(seen[0], seen[1])
     suggested = float(re.search('--learning_rate=([0-9.e-]+)', capsys.readouterr().out)[1])
     assert suggested == pytest.approx(rates[20] / 3, rel=0.05)
-    assert Path('out/find_lr.png').read_bytes()[:4] == b'\x89PNG'
 
 def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
     model = GPT(GPTConfig(vocab_size=50, n_embd=32, n_head=4, n_kv_head=2, block_size=16, mlp='gelu', qk_norm=False,
@@ -2426,7 +2436,6 @@ def test_curves_of_several_runs_are_one_table_and_one_picture(capsys):
     rows = table(capsys.readouterr().out)
     assert rows['out/a'] == ['3.0000 ± 0.0000', '+0.0000', '1.500', '3', '200', '0 of 1']
     assert rows['out/b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '0 of 1']
-    assert Path('out/curves.png').read_bytes()[:4] == b'\x89PNG'
     for wrong in ('', 'out/a,gone'):
         with pytest.raises(UserError, match='give folders'):
             run_bench(what='curves', runs=wrong)
