@@ -40,7 +40,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector
 
-import model as architecture
 import prepare
 import sample
 import tokenizer as bpe
@@ -97,7 +96,7 @@ def model_config(knobs=config):
     return GPTConfig(**fields)
 
 def build(c, place, type_='float32'):
-    """A new model; on the device 'meta' it is one of names and shapes alone."""
+    """A new model; on the device 'meta' it has shapes and takes no memory."""
     torch.manual_seed(train.seed)
     with torch.device(place):
         model = GPT(c)
@@ -238,10 +237,9 @@ def print_run(name, place, type_, compiled):
     read_arguments([f'{HERE}/config/{name}.py'], knobs)
     c = model_config(knobs)
     model = build(c, place, type_)
-    at_once = 1024              # tokens
-    if 'cuda' in place:
-        at_once = 16384
-        model = torch.compile(model, disable=not compiled)
+    at_once = 16384 if 'cuda' in place else 1024            # tokens
+    if 'cuda' in place and compiled:                        # on a CPU that takes longer than the answer is worth
+        model = torch.compile(model)
     x, y = random_batch(c, at_once // c.block_size, place)
     seconds = min(seconds_of(lambda: model(x, y).backward(), place) for _ in range(3))
     total = knobs['max_iters'] * knobs['batch_size'] * c.block_size
@@ -252,12 +250,12 @@ def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine."""
     place, type_, compiled = machine()
     rows = [('each with those before it', 'ms', 'tokens/s')]
-    for name, attention, *form in (('float32, written out', 'naive', 'float32', False),
-                                   (type_, 'naive', type_, False),
-                                   (f'compile {compiled}', 'naive', type_, compiled),
-                                   ('flash attention', 'flash', type_, compiled)):
+    for name, attention, kind, fast in (('float32, written out', 'naive', 'float32', False),
+                                        (type_, 'naive', type_, False),
+                                        (f'compile {compiled}', 'naive', type_, compiled),
+                                        ('flash attention', 'flash', type_, compiled)):
         c = replace(model_config(), attention=attention)
-        step, _ = make_step(c, place, *form)
+        step, _ = make_step(c, place, kind, fast)
         seconds = measure(step, place)
         rows.append((name, f'{1e3 * seconds:.1f}', f'{train.batch_size * c.block_size / seconds:,.0f}'))
     print_table(*rows)
@@ -270,7 +268,7 @@ def bench_sample():
     generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8, top_k=200)
     list(generate())            # compiles
     rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))
-    print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a token')
+    print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
     weights = model.flops_per_token(0) // 6 * model.lm_head.weight.itemsize
     x = torch.ones(100_000_000, device=place)
@@ -299,12 +297,15 @@ def check_step(c, place, type_, compiled):
     """-> loss, gradient and step of the weights of a new model"""
     model, batch = build(c, 'cpu', type_), random_batch(c, 4, place)
     for w in model.parameters():
-        w.data += 0.02 * torch.randn_like(w)        # no layer is the identity
-    # an eps of the size of a gradient: without it the first step is its sign, which of a tiny one may be either
+        w.data += 0.02 * torch.randn_like(w)        # new blocks add nothing: their last matrices are zero
+    # AdamW's first step is the sign of the gradient, which for a tiny one may be either: a large eps avoids that
     optimizer = train.Optimizer(model.to(place), eps=1e-3, weight_decay=0.0)
-    before = optimizer.p.clone()
-    loss = training_step(torch.compile(model, disable=not compiled), optimizer, [batch], 0.1)
-    return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
+    loss = torch.compile(model, disable=not compiled)(*batch)
+    loss.backward()
+    gradient, before = optimizer.g.clone(), optimizer.p.clone()
+    optimizer.clip(train.grad_clip)
+    optimizer.step(0.1)
+    return [x.detach().cpu() for x in (loss, gradient, optimizer.p - before)]
 
 # -----------------------------------------------------------------------------
 # formats of numbers, and the optimizers on a toy
@@ -350,8 +351,11 @@ def parameters(c):
     """Parameters by part, without the padding of the vocabulary; a tied head is the embedding, and has none."""
     found = Counter()
     for name, p in build(c, 'meta').named_parameters():
-        part = next(part for part in PARTS if part in name)
-        found[part] += c.vocab_size * c.n_embd if part in ('embed_tokens', 'lm_head') else p.numel()
+        part = next(part for part in PARTS if part in name)     # the first that fits: a bias of self_attn is a bias
+        if part in ('embed_tokens', 'lm_head'):
+            found[part] += c.vocab_size * c.n_embd              # without padding
+        else:
+            found[part] += p.numel()
     return found
 
 def forward_flops(c):
@@ -493,7 +497,7 @@ FIND_STEPS = 200
 def bench_find_lr():
     """
     A range test (arXiv:1506.01186): a short run whose learning rate rises, from a thousandth of the knob's to a hundred
-    times that, until the loss does too.
+    times the knob's, until the loss does too.
     """
     place, type_, _ = machine()
     meta, data = open_data()
@@ -502,7 +506,7 @@ def bench_find_lr():
     micro = train.divide_batch(T, place)
     rates, losses = [], []
     for step in range(FIND_STEPS):
-        lr = train.learning_rate * 1e-3 * 1e5 ** (step / FIND_STEPS)
+        lr = train.learning_rate * 10 ** (-3 + 5 * step / FIND_STEPS)
         batches = train.micro_batches(data, step * train.batch_size, step, T, micro, place)
         loss = float(training_step(model, optimizer, list(batches), lr))
         if losses and not loss < min(losses) + 1:       # nan is not, either
@@ -606,7 +610,7 @@ class Arm:
         return stdev(losses) if len(losses) > 1 else 0.0
 
     def height(self):
-        """The loss in a picture: what ended above where it began is drawn there."""
+        """Where a picture shows the loss: at most at the first one, so that a diverged arm fits."""
         return min([self.loss(), *self.values('loss')[:1]])
 
 def read_arms():
@@ -651,15 +655,15 @@ def bench_curves():
     save_curves('How did the loss fall?', found)
 
 def print_results(found):
-    """How the runs ended."""
-    rows = [('', 'validation loss', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'diverged')]
+    """How the runs ended: those that did not, since they diverged or go on, are not in the means."""
+    rows = [('', 'validation loss', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'ended')]
     for arm in found:
         bpb = mean(arm.values('full_val_bpb') or [math.nan])
         speed = median(arm.values('tokens_per_second') or [math.nan])
-        steps = max(arm.values('step') or [0])
-        diverged = len(arm.logs) - len(arm.values('full_val_loss'))
+        last = max(arm.values('step') or [0])
+        ended = len(arm.values('full_val_loss'))
         rows.append((arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
-                     f'{bpb:.3f}', f'{steps:,}', f'{speed:,.0f}', f'{diverged} of {len(arm.logs)}'))
+                     f'{bpb:.3f}', f'{last:,}', f'{speed:,.0f}', f'{ended} of {len(arm.logs)}'))
     print_table(*rows)
 
 def save_rows(title, found):
@@ -671,7 +675,7 @@ def save_rows(title, found):
                  yticklabels=labels)
 
 def groups_of(found):
-    """The loss at the end against a knob, a line for each group of arms, which have its name before a comma."""
+    """{what stands before the comma in the names of arms: points of a line}: the loss at the end against a knob."""
     groups = {}
     for arm in sorted(found, key=lambda arm: arm.knobs[picture]):
         group, _, _ = arm.name.rpartition(', ')
@@ -706,19 +710,20 @@ def fit_law(N, D, loss):
     loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2): the exponents by trying, the rest by least
     squares of relative errors. -> E, A, alpha, B, beta, the error
     """
-    best = math.inf
+    laws = []
     for alpha, beta in product(np.arange(0.02, 1.5, 0.02), repeat=2):
         terms = np.stack([N ** 0, N ** -alpha, D ** -beta], 1) / loss[:, None]
         E, A, B = np.linalg.lstsq(terms, np.ones(len(loss)))[0]
         error = np.square(terms @ (E, A, B) - 1).mean() ** 0.5
-        if min(E, A, B) >= 0 and error < best:
-            best, law = error, (E, A, alpha, B, beta, error)
-    return law
+        if min(E, A, B) >= 0:
+            laws.append((E, A, alpha, B, beta, error))
+    return min(laws, key=lambda law: law[-1])
 
 def main():
     if train.RANK:
         sys.stdout = open(os.devnull, 'w')
-    commands = {name[6:]: function for name, function in globals().items() if name.startswith('bench_')}
+    functions = {name: value for name, value in globals().items() if name.startswith('bench_')}
+    commands = {name.removeprefix('bench_'): function for name, function in functions.items()}
     if what not in commands:
         raise UserError(f'--what={what} is not known: give one of {", ".join(commands)}')
     commands[what]()

@@ -124,9 +124,9 @@ def knobs_after(*arguments):
     return knobs
 
 def test_arguments_are_read_from_left_to_right_with_the_types_of_the_defaults():
-    Path('c.py').write_text('a = 5\nlr = 2\n')
+    Path('c.py').write_text('a = 1\nlr = 2\n')        # a is as it was by default
     knobs = knobs_after('--a=3', 'c.py', '--name=p=q', '--on=false', '--compile=True')
-    assert knobs == dict(a=5, lr=2.0, name='p=q', on=False, compile=True)
+    assert knobs == dict(a=1, lr=2.0, name='p=q', on=False, compile=True)
     assert type(knobs['lr']) is float
     assert knobs_after('c.py', '--a=3')['a'] == 3
     assert knobs_after('--on=False', '--on')['on'] is True
@@ -2420,8 +2420,8 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does(ca
     run_bench(what='compare', seeds=1, max_iters=2,
               arms='ill: --learning_rate=1e38 --optimizer=sgd --grad_clip=0; well:')
     rows = table(capsys.readouterr().out)
-    assert rows['ill'][0] == 'inf ± 0.0000' and rows['ill'][-1] == '1 of 1'
-    assert rows['well'][0].startswith('5.') and rows['well'][-1] == '0 of 1'
+    assert rows['ill'][0] == 'inf ± 0.0000' and rows['ill'][-1] == '0 of 1'
+    assert rows['well'][0].startswith('5.') and rows['well'][-1] == '1 of 1'
     for arms, line in (('bad: --batch_size=4 --micro_batch_size=3', 'out/bad-1: .* status 2: .*does not divide'),
                        ('a:; b: --n_emb=3', 'did you mean n_embd'), ('', 'there are no arms')):
         with pytest.raises(UserError, match=line):
@@ -2434,8 +2434,8 @@ def test_curves_of_several_runs_are_one_table_and_one_picture(capsys):
         Path(f'out/{name}/log.jsonl').write_text(''.join(json.dumps(entry) + '\n' for entry in log))
     run_bench(what='curves', runs='out/a,out/b')
     rows = table(capsys.readouterr().out)
-    assert rows['out/a'] == ['3.0000 ± 0.0000', '+0.0000', '1.500', '3', '200', '0 of 1']
-    assert rows['out/b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '0 of 1']
+    assert rows['out/a'] == ['3.0000 ± 0.0000', '+0.0000', '1.500', '3', '200', '1 of 1']
+    assert rows['out/b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '1 of 1']
     for wrong in ('', 'out/a,gone'):
         with pytest.raises(UserError, match='give folders'):
             run_bench(what='curves', runs=wrong)

@@ -461,8 +461,11 @@ class Log:
                 self.give_up(e)
 
     def __call__(self, **entry):
-        with open(self.path, 'a', encoding='utf-8') as f:
-            f.write(json.dumps(entry) + '\n')
+        try:
+            with open(self.path, 'a', encoding='utf-8') as f:
+                f.write(json.dumps(entry) + '\n')
+        except OSError as e:        # a full disk
+            print(f'can not write to {self.path} ({e}); training goes on')
         if self.wandb:
             try:
                 self.wandb.log(entry, step=entry['step'])
@@ -492,7 +495,10 @@ def draw_curves(run):
     rows = [entry for entry in entries if 'val_loss' in entry]
     axes['loss'].plot([row['step'] for row in rows], [row['val_loss'] for row in rows], 'o--', label='validation')
     axes['loss'].legend()
-    figure.savefig(run / 'curves.png', dpi=110)
+    try:
+        figure.savefig(run / 'curves.png', dpi=110)
+    except OSError as e:
+        print(f'no {run}/curves.png ({e}); training goes on')
 
 def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
     """
