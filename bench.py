@@ -207,6 +207,8 @@ def bench_train():
         print_profile(step, place)
     for name in ('train_tinystories', 'train_gpt2'):
         print_run(name, place, type_, compiled)
+    if train.WORLD_SIZE > 1:
+        dist.destroy_process_group()
 
 def print_compute(achieved, place, type_):
     """FLOP/s beside the peak of the device."""

@@ -46,7 +46,7 @@ vocab_size = 4096       # of bpe and word
 out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... after it if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
                         # a checkpoint, the folder of a Llama, Qwen3 or GPT-2, gpt2, or owner/model of the hub
-max_iters = 950         # optimizer steps
+max_iters = 900         # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
 eval_interval = 400     # steps between evaluations, each followed by a checkpoint
 eval_tokens = 32768     # validation tokens per evaluation; 0: all. at the end all of them are evaluated once
