@@ -148,7 +148,7 @@ def find_checkpoint(path):
     if not path:
         runs = [run for run in Path('out').glob('*') if checkpoints(run)]
         if not runs:
-            raise UserError('there is no run in out/ yet: `python train.py` makes one in about 2 minutes')
+            raise UserError('there is no run in out/ yet: `python train.py` makes one in about 3 minutes')
         path = max(runs, key=lambda run: checkpoints(run)[-1].stat().st_mtime)
     path = Path(path)
     if checkpoints(path):

@@ -1,7 +1,7 @@
 """
 Trains a GPT, on whatever device is there.
 
-    python train.py                                        # a small model of Python code, 2 minutes on 2 CPU cores
+    python train.py                                        # a small model of Python code, 3 minutes on 2 CPU cores
     python train.py config/train_tinystories.py            # an experiment; --key=value overrides any knob
     python train.py --dataset=my_text.txt                  # your own text: a file, a .jsonl, a folder
     python train.py out/python/config.py --init_from=resume
