@@ -441,6 +441,7 @@ def start_files(run, step, knobs):
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
     write(run / 'config.py', as_file(knobs))
+    say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
 def write(path, text):
     """Puts a text into a file at once: it holds the old text or the new one."""
@@ -704,17 +705,15 @@ def main():
         restore(resumed, opt, scaler, state)
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
-    epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
+    say(f'steps   | {max_iters}, {max_iters * batch_size * T / len(train_data):.2f} epochs of {len(train_data):,} tokens')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
-    say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
 
     state.update(dtype=type_, compile=compiled)
     if writing:
         start_files(run, step, knobs_of_run(run, model, T, folder, source))
         log = Log(run)
-        say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
     # training
     opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
