@@ -664,7 +664,6 @@ def say(text):
 
 def main():
     started = time.perf_counter()
-
     # the machine and the run: what can be wrong is found before any data are prepared
     check_knobs()
     place = choose_device(device, LOCAL_RANK)
@@ -706,7 +705,8 @@ def main():
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
-    say(f'steps   | {max_iters}, {max_iters * batch_size * T / len(train_data):.2f} epochs of {len(train_data):,} tokens')
+    epochs = max_iters * tokens_per_step / len(train_data)
+    say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
