@@ -84,6 +84,7 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     ended = torch.zeros(B, dtype=torch.bool, device=place)
     size = min(block_size, max(map(len, texts)) + max_new_tokens)
     kv = model.new_cache(B, size) if cache else None
+    step = model if step is None else step
 
     new = None
     for i in range(max_new_tokens):
@@ -92,7 +93,7 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
             texts = [text[-max(block_size // 2, 1):] if len(text) > block_size else text for text in texts]
             logits = read_texts(model, texts, kv, place)
         else:
-            logits = (step or model)(new[:, None], cache=kv)[:, 0]
+            logits = step(new[:, None], cache=kv)[:, 0]
         new = draw(*next_token_probs(logits[:, :vocab_size], **sampling), u[i])
         if stop is not None:
             new = torch.where(ended, stop, new)
