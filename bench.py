@@ -55,7 +55,7 @@ steps = 20              # measured optimizer steps
 warmup_steps = 5        # steps before them
 profile = False         # also say where the time of a step goes
 samples = 1             # texts that are generated at once
-new_tokens = 200        # of each text
+new_tokens = 100        # of each text
 rounds = 3              # of samples and tokenizers, in turns; the median counts
 memory_gb = 80.0        # resources: memory of a card, in GB of 10^9 bytes
 num_gpus = 1            # resources: cards
@@ -628,6 +628,8 @@ def read_arms():
 def bench_compare():
     """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's. -> the arms"""
     found = read_arms()
+    if picture not in ('rows', 'curves', *train.config):
+        raise UserError(f'picture = {picture!r}: give rows, curves, or a knob of train.py')
     for i in range(seeds):
         for arm in found:
             arm.run(train.seed + i)

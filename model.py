@@ -400,9 +400,11 @@ class GPT(nn.Module):
         B, T = idx.shape
         assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
         continues = cache is not None and T == 1
-        positions, S, fused = torch.arange(T, device=idx.device), T, self.uses_fused_attention(idx)
         if continues:
-            positions, S, fused = cache.lengths[:, None], cache.size, False
+            positions, S = cache.lengths[:, None], cache.size
+        else:
+            positions, S = torch.arange(T, device=idx.device), T
+        fused = not continues and self.uses_fused_attention(idx)
         mask = None if fused else causal_mask(positions, S)         # (1, T, S), or (B, 1, 1, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
@@ -471,8 +473,8 @@ COMPILE_FROM = 2e13     # FLOPs of a run on a CPU, for which two cores take some
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
     known = ['cpu']
-    if torch.backends.mps.is_available():
-        known.append('mps')
+    if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
+        known.append('mps')         # processes can not add what lies on an Apple GPU
     if torch.cuda.is_available():
         known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
     if device == 'auto':
@@ -505,7 +507,7 @@ def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
     if not os.path.exists(cpuinfo):         # not Linux
         return False
     text = Path(cpuinfo).read_text()
-    return 'amx_bf16' in text or 'avx512_bf16' in text and 'AuthenticAMD' in text
+    return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
 
 def choose_compile(compile, place, flops=0.0):
     """'auto' -> whether to compile: on a GPU that Triton supports, and on a CPU for something of so many FLOPs."""

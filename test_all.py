@@ -1156,6 +1156,8 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.get_device_name', lambda place: 'a card')
     monkeypatch.setattr('torch.backends.mps.is_available', lambda: mps)
     assert model_module.choose_device('auto', local_rank=1) == want
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    assert model_module.choose_device('auto', local_rank=1) == want.replace('mps', 'cpu')
     with user_error('no cuda:2 here'):
         model_module.choose_device('cuda:2')
 
@@ -2423,6 +2425,8 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does(ca
                        ('a:; b: --n_emb=3', 'did you mean n_embd'), ('', 'there are no arms')):
         with pytest.raises(UserError, match=line):
             run_bench(what='compare', arms=arms)
+    with pytest.raises(UserError, match='give rows'):
+        run_bench(what='compare', arms='a:', picture='row')
 
 def test_curves_of_several_runs_are_one_table_and_one_picture(capsys):
     for name, losses in dict(a=(5, 4, 3), b=(5, 3, 2.5)).items():
@@ -2640,14 +2644,15 @@ def test_a_second_ctrl_c_ends_it():
 
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     straight = train_here('a', '--max_iters=12')
-    old = train_here('b', '--max_iters=4 --lr_decay_iters=12')
+    old = train_here('b', '--max_iters=4 --eval_interval=2 --lr_decay_iters=12')
     write_faults('resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, 90_000))')
-    knobs = '--max_iters=12 --eval_interval=4 --init_from=resume'
+    knobs = '--max_iters=12 --eval_interval=4 --keep_checkpoints=1 --init_from=resume'
     process = start_alone(f'train.py {SMALL_RUN} faults.py {knobs} --out_dir=b')
     assert status_of(process) == 2
     assert 'training goes on' in said()
     assert 'error: b/step_00000012 can not be saved' in said().splitlines()[-1]
     assert Run('b').bits == old.bits
+    assert Run('b').kept == [2, 4]          # nothing is dropped for what was not saved
     assert not any(Path('b').glob('.step*'))
     resumed = train_here('b', '--max_iters=12 --init_from=resume')
     assert resumed.bits == straight.bits

@@ -9,7 +9,7 @@ Trains a GPT, on whatever device is there.
 
 It prepares the data if they are not there, prints a line every log_interval steps (with the mfu on a known GPU)
 
-    step 1200 | loss 4.1076 | lr 3.4e-05 | norm 1.05 | 39.6 ms | 26k tok/s | 2 min left
+    step 1200 | loss 4.1076 | lr 3.4e-05 | norm 1.05 | 39.6 ms | 25,859 tok/s | 2 min left
 
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
@@ -516,6 +516,7 @@ def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
             if last:
                 raise
             say(f'{e}; training goes on, and the next evaluation saves')
+            return          # old ones are dropped for a new one only
     best_step, _ = state['best']
     for old in checkpoints(run)[:-keep_checkpoints]:
         if int(old.name[5:]) != best_step:
