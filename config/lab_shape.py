@@ -17,7 +17,8 @@ def flops(**shape):
     with torch.device('meta'):
         return GPT(GPTConfig(**{**_model, **shape})).flops_per_token()
 
-for _layers, _width in ((n_layer // 4 or 1, n_embd * 2), (n_layer // 2 or 1, n_embd * 3 // 2), (n_layer * 2, n_embd * 3 // 4)):
+for _layers, _width in ((n_layer // 4 or 1, n_embd * 2), (n_layer // 2 or 1, n_embd * 3 // 2),
+                        (n_layer * 2, n_embd * 3 // 4)):
     _width = _width // 8 * 8
     _steps = round(max_iters * flops() / flops(n_layer=_layers, n_embd=_width))
     arms += f'{_layers} layers, {_width} wide: --n_layer={_layers} --n_embd={_width} --max_iters={_steps}\n'

@@ -1,6 +1,6 @@
-# TinyStories on a CPU: the model of train_tinystories.py on 40,960,000 tokens.
-# 32 sequences x 256 tokens = 8,192 tokens a step, 5,000 steps. 4.6e15 FLOPs: by the same estimate 2.5 hours on two cores with AMX.
-# expected: validation loss 2.00 or lower. That is a target; it has not been measured here.
+# TinyStories on a CPU: the model of train_tinystories.py on 40,960,000 tokens. 32 sequences x 256 tokens = 8,192
+# tokens a step, 5,000 steps. 4.6e15 FLOPs: by the same estimate 2.5 hours on two cores with AMX. expected: validation
+# loss 2.00 or lower. That is a target; it has not been measured here.
 dataset = 'tinystories'
 vocab_size = 10_000
 block_size = 256
