@@ -112,12 +112,6 @@ def make_optimizer(model):
     betas = train.beta1, train.beta2
     return train.Optimizer(model, train.optimizer, betas, train.adam_eps, train.weight_decay)
 
-def open_data():
-    """The meta.json of the data that train.py trains on, and their tokens."""
-    folder = prepare.find_or_prepare(train.dataset, train.tokenizer, train.vocab_size)
-    meta, data, _ = train.open_data(folder)
-    return meta, data
-
 def seconds_of(function, place='cpu'):
     """Seconds until a device has done all that a function asks of it."""
     synchronize(place)
@@ -502,7 +496,7 @@ def bench_find_lr():
     times the knob's, until the loss does too.
     """
     place, type_, _ = machine()
-    meta, data = open_data()
+    _, meta, data, _ = train.open_data(train.tokenizer)
     model = build(train.model_config(vocab_size=meta['vocab_size']), place, type_)
     optimizer, T = make_optimizer(model), model.config.block_size
     micro = train.divide_batch(T, place)
@@ -529,7 +523,7 @@ def bench_diagnose():
     optimizer = make_optimizer(model)
     scaler = torch.amp.GradScaler('cpu', enabled=False)
     train.restore(folder, optimizer, scaler, read_json(folder / 'training.json'))
-    _, data = open_data()
+    _, _, data, _ = train.open_data(train.tokenizer)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
     rows = [(f'{i}', *[f'{x:.2g}' for x in layer.values()]) for i, layer in enumerate(layers)]

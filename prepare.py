@@ -303,7 +303,7 @@ def encode_batch(tok, batch):
 # -----------------------------------------------------------------------------
 # a data folder: made under another name, and renamed when it is whole and on the disk
 
-def prepare(dataset, tokenizer='bpe', vocab_size=4096):
+def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     """
     The data folder of a data set, which is made if it is not there; or dataset itself, where it is a data folder. Of
     several processes that want it one makes it and the others wait. Raises UserError for data that can not be read, and
@@ -328,8 +328,6 @@ def prepare(dataset, tokenizer='bpe', vocab_size=4096):
             raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '
                             f'again, or train on it as it is with --dataset={folder}')
     return folder
-
-find_or_prepare = prepare       # what train.py calls it
 
 def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
@@ -523,7 +521,7 @@ class Shards:
         x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
         return x[:, :-1], x[:, 1:]
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)       # the epoch before and the one after, of a few data sets
 def epoch_order(seed, epoch, n, T):
     """
     The starts of an epoch: every non-overlapping sequence of T tokens once, in an order, and shifted by an offset, that
@@ -537,7 +535,7 @@ def epoch_order(seed, epoch, n, T):
 def main():
     if compare:
         open_tokenizer(compare)         # a mistake shows before the work, which may be long
-    folder = prepare(dataset, tokenizer, vocab_size)
+    folder = find_or_prepare(dataset, tokenizer, vocab_size)
     compare_tokenizers(folder, compare)
     print(f'ready: {folder}')
     return folder

@@ -553,7 +553,7 @@ def restore(folder, opt, scaler, state):
     for name, tensor in load_file(folder / 'training.safetensors').items():
         views[name].copy_(tensor)
     opt.t.fill_(state['t'])
-    if state['scaler'] and scaler.is_enabled():
+    if state['scaler']:
         scaler.load_state_dict(state['scaler'])
 
 # -----------------------------------------------------------------------------
@@ -573,14 +573,18 @@ def model_config(**others):
     fields = {name: config[name] for name in GPTConfig.__dataclass_fields__}
     return GPTConfig(**{**fields, **others})
 
-def open_data(folder):
-    """-> meta, training data, validation data. Raises UserError where they are damaged or too few."""
+def open_data(tokenizer):
+    """
+    -> the data folder, its meta.json, training data, validation data, which are prepared if they are not there. Raises
+    UserError where they are damaged or too few.
+    """
+    folder = find_or_prepare(dataset, tokenizer, vocab_size)
     meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
                         f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
-    return meta, train_data, val_data
+    return folder, meta, train_data, val_data
 
 def check_same_data(resumed, state, meta):
     """Raises UserError where a run that goes on began with other data."""
@@ -644,7 +648,7 @@ def smaller_run():
             return f'python train.py {smaller}'
     return 'python train.py'
 
-def print_ending(run, step, meta, seconds):
+def print_ending(run, meta, seconds):
     """What a general compressor needs for the same text, and what to do next."""
     val = meta['val']
     if 'xz_bpb' in val:
@@ -652,9 +656,7 @@ def print_ending(run, step, meta, seconds):
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {checkpoints(run)[-1]}')
     print(f'sample from it  python sample.py --out_dir={run}')
-    more = f'--max_iters={2 * max_iters}'
-    if max_minutes and step < max_iters:
-        more = f'--max_minutes={2 * max_minutes:g}'
+    more = f'--max_minutes={2 * max_minutes:g}' if max_minutes else f'--max_iters={2 * max_iters}'
     print(f'train further   python train.py {run}/config.py --init_from=resume {more}')
 
 # -----------------------------------------------------------------------------
@@ -677,8 +679,7 @@ def main():
     guard = lock(run) if writing else None      # noqa: F841, held until the end
 
     # the data and the other processes
-    folder = find_or_prepare(dataset, str(source / 'tokenizer.json') if source else tokenizer, vocab_size)
-    meta, train_data, val_data = open_data(folder)
+    folder, meta, train_data, val_data = open_data(str(source / 'tokenizer.json') if source else tokenizer)
     check_same_data(resumed, state, meta)
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
@@ -801,7 +802,7 @@ def main():
                 say('-' * 40 + '\n' + text)
     say(f'\n{describe(val_loss, meta)} over the whole split')
     if writing:
-        print_ending(run, step, meta, time.perf_counter() - started)
+        print_ending(run, meta, time.perf_counter() - started)
     return dict(run=run, step=step, val_loss=val_loss)
 
 if __name__ == '__main__':
