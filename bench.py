@@ -46,7 +46,7 @@ import tokenizer as bpe
 import train
 from configurator import Knobs, UserError, configure, launch, read_arguments, read_json
 from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
-                   set_up, synchronize)
+                   set_up)
 
 # -----------------------------------------------------------------------------
 what = 'train'          # a training step, or: sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
@@ -91,9 +91,7 @@ VOCABULARIES = dict(gpt2=50257, byte=257, char=100)     # char: about that
 
 def model_config(knobs=config):
     """The GPTConfig that knobs describe, with the vocabulary that their tokenizer has."""
-    fields = {name: knobs[name] for name in GPTConfig.__dataclass_fields__}
-    fields['vocab_size'] = VOCABULARIES.get(knobs['tokenizer'], knobs['vocab_size'])
-    return GPTConfig(**fields)
+    return train.model_config(knobs, vocab_size=VOCABULARIES.get(knobs['tokenizer'], knobs['vocab_size']))
 
 def build(c, place, type_='float32'):
     """A new model; on the device 'meta' it has shapes and takes no memory."""
@@ -107,17 +105,13 @@ def random_batch(c, B, place):
     x = torch.randint(c.vocab_size, (B, c.block_size + 1)).to(place)
     return x[:, :-1], x[:, 1:]
 
-def make_optimizer(model):
-    """That of train.py."""
-    betas = train.beta1, train.beta2
-    return train.Optimizer(model, train.optimizer, betas, train.adam_eps, train.weight_decay)
-
 def seconds_of(function, place='cpu'):
     """Seconds until a device has done all that a function asks of it."""
-    synchronize(place)
+    synchronize = torch.get_device_module(place).synchronize
+    synchronize()
     began = time.perf_counter()
     function()
-    synchronize(place)
+    synchronize()
     return time.perf_counter() - began
 
 def measure(function, place):
@@ -168,7 +162,7 @@ def training_step(model, optimizer, batches, lr):
 def make_step(c, place, type_, compiled):
     """-> a function that does a training step with a new model, and the optimizer"""
     model = build(c, place, type_)
-    optimizer = make_optimizer(model)
+    optimizer = train.make_optimizer(model)
     if compiled:
         model = torch.compile(model, dynamic=False)
         optimizer.compile()
@@ -183,8 +177,7 @@ def bench_train():
     model = build(c, 'meta')
     flops, tokens_per_step = model.flops_per_token(), train.batch_size * c.block_size
     place, type_, compiled = machine(train.max_iters * tokens_per_step * flops)
-    if train.WORLD_SIZE > 1:
-        dist.init_process_group('nccl' if 'cuda' in place else 'gloo')
+    train.connect(place, 0)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
     step, optimizer = make_step(c, place, type_, compiled)
@@ -198,7 +191,10 @@ def bench_train():
         talk = measure(partial(dist.all_reduce, optimizer.g), place)
         print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
     if profile:
-        print_profile(step, place)
+        with torch.profiler.profile() as found:
+            step()
+        clock = 'self_device_time_total' if 'cuda' in place else 'self_cpu_time_total'
+        print(found.key_averages().table(sort_by=clock, row_limit=10))
     for name in ('train_tinystories', 'train_gpt2'):
         print_run(name, place, type_, compiled)
     if train.WORLD_SIZE > 1:
@@ -219,13 +215,6 @@ def matmul_flops(place, type_):
     x = torch.randn(n, n, device=place, dtype=getattr(torch, type_))
     seconds = min(seconds_of(lambda: x @ x, place) for _ in range(5))
     return 2 * n ** 3 / seconds
-
-def print_profile(step, place):
-    """Where the time of a step goes."""
-    with torch.profiler.profile() as found:
-        step()
-    clock = 'self_device_time_total' if 'cuda' in place else 'self_cpu_time_total'
-    print(found.key_averages().table(sort_by=clock, row_limit=10))
 
 def print_run(name, place, type_, compiled):
     """How long a run of config/ would take here, by a pass over a part of a batch; no optimizer, no evaluation."""
@@ -335,7 +324,7 @@ def toy_loss(rule, rate):
     for t in range(1, 11):
         g = 2 * p / 100
         bias1, bias2 = 1 - 0.9 ** t, 1 - 0.999 ** t
-        rule(p, g, m, v, rate / t ** 0.5, 0.0, bias1, bias2, 0.9, 0.999, 1e-8)
+        rule(p, g, rate / t ** 0.5, 0.0, m, v, 0.9, 0.999, 1e-8, bias1, bias2)
     return p.square().mean()
 
 # -----------------------------------------------------------------------------
@@ -498,20 +487,19 @@ def bench_find_lr():
     place, type_, _ = machine()
     _, meta, data, _ = train.open_data(train.tokenizer)
     model = build(train.model_config(vocab_size=meta['vocab_size']), place, type_)
-    optimizer, T = make_optimizer(model), model.config.block_size
+    optimizer, T = train.make_optimizer(model), model.config.block_size
     micro = train.divide_batch(T, place)
-    rates, losses = [], []
+    losses = {}                     # {rate: loss}
     for step in range(FIND_STEPS):
         lr = train.learning_rate * 10 ** (-3 + 5 * step / FIND_STEPS)
         batches = train.micro_batches(data, step * train.batch_size, step, T, micro, place)
         loss = float(training_step(model, optimizer, list(batches), lr))
-        if losses and not loss < min(losses) + 1:       # nan is not, either
+        if losses and not loss < min(losses.values()) + 1:      # nan is not, either
             break
-        rates.append(lr)
-        losses.append(loss)
-    best = rates[losses.index(min(losses))] / 3
+        losses[lr] = loss
+    best = min(losses, key=losses.get) / 3
     print(f'suggest | --learning_rate={best:.1e}, a third of the rate at which the loss was lowest')
-    save_picture('find_lr.png', 'How high may the learning rate be?', {'': zip(rates, losses)}, '-', xscale='log',
+    save_picture('find_lr.png', 'How high may the learning rate be?', {'': losses.items()}, '-', xscale='log',
                  xlabel='learning rate', ylabel='training loss')
 
 def bench_diagnose():
@@ -520,9 +508,8 @@ def bench_diagnose():
     read_arguments([f'{folder.parent}/config.py'], train.config)
     vars(train).update(train.config)
     model = load_model(folder, attention='naive')
-    optimizer = make_optimizer(model)
-    scaler = torch.amp.GradScaler('cpu', enabled=False)
-    train.restore(folder, optimizer, scaler, read_json(folder / 'training.json'))
+    optimizer = train.make_optimizer(model)
+    train.restore(folder, optimizer, read_json(folder / 'training.json'))
     _, _, data, _ = train.open_data(train.tokenizer)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
@@ -682,9 +669,7 @@ def groups_of(found):
 
 def save_curves(title, found):
     """The training losses of each arm's first seed."""
-    lines = {}
-    for arm in found:
-        lines[arm.name] = [(entry['step'], entry['loss']) for entry in arm.logs[0] if 'loss' in entry]
+    lines = {arm.name: train.points(arm.logs[0], 'loss') for arm in found}
     top = 1.1 * found[0].values('loss')[0]
     save_picture('curves.png', title, lines, '-', xlabel='step', ylabel='training loss', ylim=(0, top))
 
@@ -720,11 +705,10 @@ def fit_law(N, D, loss):
 def main():
     if train.RANK:
         sys.stdout = open(os.devnull, 'w')
-    functions = {name: value for name, value in globals().items() if name.startswith('bench_')}
-    commands = {name.removeprefix('bench_'): function for name, function in functions.items()}
+    commands = [name.removeprefix('bench_') for name in globals() if name.startswith('bench_')]
     if what not in commands:
         raise UserError(f'--what={what} is not known: give one of {", ".join(commands)}')
-    commands[what]()
+    globals()[f'bench_{what}']()
 
 if __name__ == '__main__':
     launch(main)

@@ -71,12 +71,11 @@ class GPTConfig:
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
         self.d_ff = self.d_ff or usual
 
-        for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'd_ff'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name} = {getattr(self, name)}: give 1 or more')
-        for name, values in CHOICES.items():
-            if getattr(self, name) not in values:
-                raise UserError(f'{name} = {getattr(self, name)!r}: give one of {", ".join(values)}')
+        for name, value in vars(self).items():
+            if type(value) is int and value < 1:        # a size
+                raise UserError(f'{name} = {value}: give 1 or more')
+            if name in CHOICES and value not in CHOICES[name]:
+                raise UserError(f'{name} = {value!r}: give one of {", ".join(CHOICES[name])}')
         if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
             raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
                             f'{self.n_kv_head} must divide n_head: change one of them')
@@ -208,18 +207,15 @@ class RMSNorm(nn.Module):
         f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps)
         return (f * self.weight).to(x.dtype)
 
-class LayerNorm(nn.Module):
+class LayerNorm(RMSNorm):
     """(x - mean) / std * weight + bias (arXiv:1607.06450)"""
     def __init__(self, d, eps, bias):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(d)), eps
+        super().__init__(d, eps)
         self.bias = nn.Parameter(torch.zeros(d)) if bias else None
 
     def forward(self, x):
         f = upcast(x)
-        f = f - f.mean(-1, keepdim=True)
-        f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps)
-        f = f * self.weight
+        f = super().forward(f - f.mean(-1, keepdim=True))
         if self.bias is not None:
             f = f + self.bias
         return f.to(x.dtype)
@@ -232,21 +228,22 @@ def make_norm(config):
     return nn.Identity()
 
 class Attention(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, layer=0):
         super().__init__()
+        self.layer = layer
         self.n_head, self.n_kv_head, self.dropout = config.n_head, config.n_kv_head, config.dropout
-        self.hs = config.n_embd // config.n_head
-        self.q_proj = Linear(config.n_embd, self.n_head * self.hs, config.bias)
-        self.k_proj = Linear(config.n_embd, self.n_kv_head * self.hs, config.bias)
-        self.v_proj = Linear(config.n_embd, self.n_kv_head * self.hs, config.bias)
-        self.o_proj = Linear(self.n_head * self.hs, config.n_embd, config.bias)
-        self.q_norm = RMSNorm(self.hs, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.hs, config.norm_eps) if config.qk_norm else nn.Identity()
+        C, bias = config.n_embd, config.bias
+        self.hs = C // config.n_head
+        self.q_proj = Linear(C, C, bias)
+        self.k_proj = Linear(C, self.n_kv_head * self.hs, bias)
+        self.v_proj = Linear(C, self.n_kv_head * self.hs, bias)
+        self.o_proj = Linear(C, C, bias)
+        norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(), norm()
 
-    def forward(self, x, angles, mask=None, remember=None):
+    def forward(self, x, angles, mask=None, cache=None):
         """
         x (B, T, C), angles of rope or None, mask: True where a query may look, None for torch's causal kernels.
-        remember: a function that stores keys and values in a cache, and gives them with those of earlier tokens.
         """
         B, T, C = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
@@ -258,8 +255,8 @@ class Attention(nn.Module):
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
-        if remember is not None:
-            k, v = remember(k, v)
+        if cache is not None:           # with those of earlier tokens
+            k, v = cache.store(self.layer, k, v)
         if T == 1:              # heads that share their keys look at them as rows of one matrix; y undoes it
             q = q.reshape(B, self.n_kv_head, -1, self.hs)
         elif self.n_kv_head < self.n_head:
@@ -293,17 +290,17 @@ class MLP(nn.Module):
         return F.dropout(self.down_proj(x), self.dropout, self.training)
 
 class Block(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, layer=0):
         super().__init__()
-        self.input_layernorm, self.self_attn = make_norm(config), Attention(config)
+        self.input_layernorm, self.self_attn = make_norm(config), Attention(config, layer)
         self.post_attention_layernorm, self.mlp = make_norm(config), MLP(config)
         self.pre = config.norm_position == 'pre'
 
-    def forward(self, x, angles, mask=None, remember=None):
+    def forward(self, x, angles, mask=None, cache=None):
         if self.pre:
-            x = x + self.self_attn(self.input_layernorm(x), angles, mask, remember)
+            x = x + self.self_attn(self.input_layernorm(x), angles, mask, cache)
             return x + self.mlp(self.post_attention_layernorm(x))
-        x = self.input_layernorm(x + self.self_attn(x, angles, mask, remember))
+        x = self.input_layernorm(x + self.self_attn(x, angles, mask, cache))
         return self.post_attention_layernorm(x + self.mlp(x))
 
 class KVCache:
@@ -311,15 +308,16 @@ class KVCache:
     Keys and values of all layers for a batch of texts. The first call of the model fills it with whole prompts, each
     later one adds a token to every text; `lengths` says how many each text has.
     """
-    def __init__(self, config, batch, size, device, dtype):
+    def __init__(self, model, batch, size):
+        config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.n_embd // config.n_head)
-        zeros = partial(torch.zeros, shape, device=device, dtype=dtype)
+        zeros = partial(torch.zeros, shape, device=device, dtype=model.compute_dtype)
         # a tensor for each layer: a compiler would copy all of one that is shared at every step
         self.k = [zeros() for _ in range(config.n_layer)]
         self.v = [zeros() for _ in range(config.n_layer)]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.size = size
-        if str(device).startswith('cuda'):      # CUDA graphs may write to what never moves
+        if device.type == 'cuda':               # CUDA graphs may write to what never moves
             for t in (*self.k, *self.v, self.lengths):
                 torch._dynamo.mark_static_address(t, guard=False)
 
@@ -354,7 +352,7 @@ class GPT(nn.Module):
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
             embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 1.0),
-            layers=nn.ModuleList([Block(config) for _ in range(config.n_layer)]),
+            layers=nn.ModuleList([Block(config, i) for i in range(config.n_layer)]),
             norm=make_norm(config) if config.norm_position == 'pre' else nn.Identity()))
         if config.position == 'learned':
             self.model.embed_positions = Embedding(config.block_size, config.n_embd, 0.02)
@@ -385,9 +383,8 @@ class GPT(nn.Module):
         if self.config.position == 'rope':
             hs = self.config.n_embd // self.config.n_head
             positions = torch.arange(self.config.block_size)
-            cos, sin = rope_angles(positions, hs, self.config.rope_theta)       # (block_size, hs/2)
-            self.register_buffer('cos', cos, persistent=False)
-            self.register_buffer('sin', sin, persistent=False)
+            tables = rope_angles(positions, hs, self.config.rope_theta)         # (block_size, hs/2) each
+            self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None):
         """
@@ -399,13 +396,13 @@ class GPT(nn.Module):
         """
         B, T = idx.shape
         assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
-        continues = cache is not None and T == 1
+        continues = cache is not None and T == 1        # a token more, which may look at all that the cache holds
         if continues:
-            positions, S = cache.lengths[:, None], cache.size
+            positions = cache.lengths[:, None]
+            mask = causal_mask(positions, cache.size)       # (B, 1, 1, S)
         else:
-            positions, S = torch.arange(T, device=idx.device), T
-        fused = not continues and self.uses_fused_attention(idx)
-        mask = None if fused else causal_mask(positions, S)         # (1, T, S), or (B, 1, 1, S)
+            positions = torch.arange(T, device=idx.device)
+            mask = None if self.uses_fused_attention(idx) else causal_mask(positions, T)        # (1, T, T)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
         if self.config.position == 'learned':
@@ -413,10 +410,9 @@ class GPT(nn.Module):
         x = F.dropout(x, self.config.dropout, self.training).to(self.compute_dtype)
         angles = None
         if self.config.position == 'rope':      # (T, 1, hs/2), or (B, 1, 1, hs/2): the same for all heads
-            angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in (self.cos, self.sin)]
-        for i, layer in enumerate(self.model.layers):
-            remember = None if cache is None else partial(cache.store, i)
-            x = layer(x, angles, mask, remember)
+            angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
+        for layer in self.model.layers:
+            x = layer(x, angles, mask, cache)
 
         if continues:
             cache.lengths += 1
@@ -439,10 +435,6 @@ class GPT(nn.Module):
         compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
         faster_written_out = compiled_on_cpu and self.compute_dtype == torch.bfloat16 and idx.size(1) <= 512
         return self.config.attention == 'flash' and not faster_written_out
-
-    def new_cache(self, batch, size):
-        """An empty KVCache of `size` positions for each row of a batch."""
-        return KVCache(self.config, batch, size, self.lm_head.weight.device, self.compute_dtype)
 
     def num_params(self):
         """Parameters of the model, without the padding of the vocabulary; tied weights count once."""
@@ -492,7 +484,7 @@ def choose_dtype(dtype, place):
         return dtype
     if dtype != 'auto':
         raise UserError(f'dtype = {dtype!r}: give auto, {", ".join(DTYPES)}')
-    if place.startswith('cuda'):
+    if 'cuda' in place:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return 'bfloat16'
         return 'float16' if torch.cuda.get_device_capability(place)[0] >= 7 else 'float32'
@@ -513,7 +505,7 @@ def choose_compile(compile, place, flops=0.0):
     """'auto' -> whether to compile: on a GPU that Triton supports, and on a CPU for something of so many FLOPs."""
     if compile not in (True, False, 'auto'):
         raise UserError(f'compile = {compile!r}: give True, False or auto')
-    if place.startswith('cuda'):
+    if 'cuda' in place:
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
         possible = place == 'cpu' and any(map(shutil.which, ('g++', 'clang++', 'cl')))
@@ -526,14 +518,14 @@ def choose_compile(compile, place, flops=0.0):
 
 def device_name(place):
     """What a person calls it: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
-    if place.startswith('cuda'):
+    if 'cuda' in place:
         return torch.cuda.get_device_name(place)
     return 'Apple GPU' if place == 'mps' else f'{torch.get_num_threads()} threads'
 
 def set_up(place):
     """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU. Raises UserError."""
-    torch.set_float32_matmul_precision('high' if place.startswith('cuda') else 'highest')
-    if place.startswith('cuda'):
+    if 'cuda' in place:
+        torch.set_float32_matmul_precision('high')
         torch.cuda.set_device(place)
         try:
             torch.ones(1, device=place) + 1         # the card may be too old for this torch
@@ -550,13 +542,6 @@ def set_up(place):
         # the first compile takes 8 s less when g++ is not asked what the CPU can do
         if platform.machine() == 'x86_64':
             os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
-
-def synchronize(place):
-    """Waits until a device has done what was asked of it."""
-    if place.startswith('cuda'):
-        torch.cuda.synchronize()
-    elif place == 'mps':
-        torch.mps.synchronize()
 
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 where it is not known."""
@@ -592,8 +577,7 @@ def to_gpt2(tensors, n_layer):
     for name, x in tensors.items():
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(ours, theirs)
-        in_block = name.startswith('transformer.h.')
-        out[name] = x.t() if in_block and x.dim() == 2 else x
+        out[name] = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
     return out
 
 def from_gpt2(tensors):
@@ -604,8 +588,7 @@ def from_gpt2(tensors):
             continue
         if not name.startswith(('transformer.', 'lm_head.')):
             name = f'transformer.{name}'
-        in_block = name.startswith('transformer.h.')
-        x = x.t() if in_block and x.dim() == 2 else x
+        x = x.t() if '.c_' in name else x
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
         if '.attn.c_attn.' in name:
@@ -616,7 +599,7 @@ def from_gpt2(tensors):
     return out
 
 def weights_on_disk(model):
-    """The weights as Hugging Face names and shapes them: float32, on the CPU, without padding or a tied head."""
+    """The weights as Hugging Face names and shapes them: float32, without padding or a tied head."""
     tensors = model.state_dict()
     for name in ('model.embed_tokens.weight', 'lm_head.weight'):
         tensors[name] = tensors[name][:model.config.vocab_size]
@@ -624,7 +607,7 @@ def weights_on_disk(model):
         del tensors['lm_head.weight']
     if family(model.config) == 'gpt2':
         tensors = to_gpt2(tensors, model.config.n_layer)
-    return {name: x.detach().float().cpu().contiguous() for name, x in tensors.items()}
+    return {name: x.float().contiguous() for name, x in tensors.items()}
 
 # our fields by the names of config.json
 LLAMA_KEYS = dict(
@@ -653,19 +636,24 @@ def family(config):
                 return kind
     return 'gpt_ablation'
 
+def fixed(d):
+    """What a config.json says beside our fields, or leaves out, if its model is possible here."""
+    if d['model_type'] == 'gpt2':
+        return dict(activation_function='gelu_new')
+    head_dim = d['hidden_size'] // d['num_attention_heads']
+    return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), head_dim=head_dim)
+
 def export_config(config, kind, eot=None):
     """The config.json of a model_type."""
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
         return dict(d, architectures=['AblationForCausalLM'], vocab_size=config.vocab_size, gpt_config=asdict(config))
     name, keys, _ = FAMILIES[kind]
-    d.update(architectures=[name])
-    d.update({theirs: getattr(config, ours) for ours, theirs in keys.items()})
+    d.update(architectures=[name], **{theirs: getattr(config, ours) for ours, theirs in keys.items()})
+    d.update(fixed(d))
     if kind == 'gpt2':
-        d.update(activation_function='gelu_new', attn_pdrop=config.dropout)
-        d.update(resid_pdrop=config.dropout, embd_pdrop=config.dropout)
+        d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
     else:
-        d.update(hidden_act='silu', mlp_bias=config.bias, head_dim=config.n_embd // config.n_head)
         d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta), attention_dropout=0.0)
     return d
 
@@ -677,13 +665,9 @@ def import_config(d):
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
     _, keys, fields = FAMILIES[kind]
-    needed = dict(activation_function='gelu_new')
-    if kind != 'gpt2':
-        rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
-        d = {**d, 'rope_type': rope.get('type'), **rope}
-        needed = dict(hidden_act='silu', rope_type='default', mlp_bias=d.get('attention_bias', False),
-                      head_dim=d['hidden_size'] // d['num_attention_heads'])
-    for name, value in needed.items():
+    rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
+    d = {**d, 'rope_type': rope.get('type'), **rope}
+    for name, value in dict(fixed(d), rope_type='default').items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
     found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
@@ -741,7 +725,7 @@ def load_model(folder, **overrides):
 # -----------------------------------------------------------------------------
 # checkpoints: a folder, written beside and renamed into place once
 
-def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=None):
+def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, and,
     for resuming, training.json (a dict) and training.safetensors (a dict of tensors), with the sha256 of every file.
@@ -753,21 +737,19 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
     try:
         unfinished.mkdir(parents=True)
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', metadata={'format': 'pt'})
-        if tensors:
-            save_file(tensors, unfinished / 'training.safetensors', metadata={'format': 'pt'})
+        save_file(tensors, unfinished / 'training.safetensors', metadata={'format': 'pt'})
         files = {'config.json': export_config(model.config, family(model.config), eot),
-                 'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot)}
-        if training is not None:
-            files['training.json'] = training
-        if tokenizer_path and Path(tokenizer_path).exists():
+                 'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot),
+                 'training.json': training}
+        if Path(tokenizer_path).exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
             files['tokenizer_config.json'] = dict(
                 tokenizer_class='PreTrainedTokenizerFast', eos_token='<|endoftext|>', bos_token='<|endoftext|>',
                 model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
         for name, content in files.items():
-            (unfinished / name).write_text(json.dumps(content, indent=1), encoding='utf-8')
+            (unfinished / name).write_text(json.dumps(content, indent=1))
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
-        (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding='utf-8')
+        (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
         for path in (*unfinished.iterdir(), unfinished):
             sync(path)
         os.rename(unfinished, folder)
@@ -779,7 +761,6 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training=None, tensors=N
 def remove_checkpoint(folder):
     """Removes a checkpoint, which is no longer seen as one from the first moment on."""
     unfinished = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(unfinished, ignore_errors=True)
     os.rename(folder, unfinished)
     shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -9,15 +9,17 @@ Generates text from a trained model.
 The first sample appears as it is generated, the others of the batch after it, then the speed.
 """
 import codecs
+import os
 import sys
 import time
-from inspect import signature
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from configurator import UserError, configure, launch, read_json
-from model import (checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, set_up, softmax)
+from model import (KVCache, checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, set_up,
+                   softmax)
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -55,8 +57,6 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
         probs = probs.masked_fill(before >= top_p, 0)
     return probs / probs.sum(-1, keepdim=True), ids
 
-SAMPLING = {name: config[name] for name in signature(next_token_probs).parameters if name in config}
-
 def draw(probs, ids, u):
     """One id (B,) for each row of probabilities, by its number u (B,) from 0 to 1."""
     edges = probs.cumsum(-1)
@@ -67,7 +67,7 @@ def draw(probs, ids, u):
 @torch.no_grad()
 def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0, cache=True, step=None, **sampling):
     """
-    Continues a batch of prompts, lists of ids that may differ in length -> yields (B,) ids, one for each text,
+    Continues a batch of prompts, lists of ids that may differ in length -> yields lists of an id for each text,
     max_new_tokens times or until every text has had the token `stop` (after which it yields `stop` for that text).
 
     sampling: what next_token_probs takes. Text i is what its prompt gives alone with seed + i, whatever the others are.
@@ -78,18 +78,16 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     place, block_size = model.lm_head.weight.device, model.config.block_size
     B = len(prompts)
     texts = [list(prompt)[-block_size:] for prompt in prompts]
-    generators = [torch.Generator().manual_seed(seed + i) for i in range(B)]
-    u = [torch.rand(max_new_tokens, generator=generator) for generator in generators]
+    u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)]
     u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
     ended = torch.zeros(B, dtype=torch.bool, device=place)
     size = min(block_size, max(map(len, texts)) + max_new_tokens)
-    kv = model.new_cache(B, size) if cache else None
+    kv = KVCache(model, B, size) if cache else None
     step = model if step is None else step
 
-    new = None
     for i in range(max_new_tokens):
         full = any(len(text) > block_size for text in texts)        # then all are read again
-        if new is None or full or not cache:
+        if i == 0 or full or not cache:
             texts = [text[-max(block_size // 2, 1):] if len(text) > block_size else text for text in texts]
             logits = read_texts(model, texts, kv, place)
         else:
@@ -98,11 +96,12 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
         if stop is not None:
             new = torch.where(ended, stop, new)
             ended |= new == stop
-        yield new
-        for text, id in zip(texts, new.tolist()):
-            text.append(id)
-        if all(text[-1] == stop for text in texts):
+        ids = new.tolist()
+        yield ids
+        if set(ids) == {stop}:
             return
+        for text, id in zip(texts, ids):
+            text.append(id)
 
 def read_texts(model, texts, kv, place):
     """The logits (B, V) after each text; kv is filled, if it is not None."""
@@ -120,37 +119,30 @@ def compile_step(model, place):
     # the compiler's own product of a matrix and a vector runs at half the speed of torch.mv in bfloat16
     for op in (torch.ops.aten.mv.default, torch.ops.aten.addmv.default):
         decomposition.decompositions.pop(op, None)
-    return torch.compile(model, dynamic=False, mode='reduce-overhead' if place.startswith('cuda') else None)
+    return torch.compile(model, dynamic=False, mode='reduce-overhead' if 'cuda' in place else None)
 
-class TextStream:
-    """Ids in, text out, never half a character: a character of several bytes appears when its last byte does."""
-    def __init__(self, tok):
-        self.tok, self.decoder = tok, codecs.getincrementaldecoder('utf-8')('replace')
-
-    def __call__(self, id):
-        return self.decoder.decode(self.tok.decode_bytes([id]))
-
-    def end(self):
-        return self.decoder.decode(b'', True)
+def texts_of(steps, tok, stop):
+    """The texts of what generate yields, without their ends."""
+    return [tok.decode([id for id in ids if id != stop]) for ids in zip(*steps)]
 
 def peek(model, tok, start, num_samples, max_new_tokens, seed):
     """Some texts of a model in training, for a person to look at."""
     model.eval()
     prompts = [tok.encode(start) or [tok.eot or 0]] * num_samples
-    rows = generate(model, prompts, max_new_tokens, tok.eot, tok.vocab_size, seed, temperature=0.8)
-    rows = torch.stack(list(rows), 1).tolist()
+    steps = generate(model, prompts, max_new_tokens, tok.eot, tok.vocab_size, seed, temperature=0.8)
+    texts = texts_of(steps, tok, tok.eot)
     model.train()
-    return [start + tok.decode([id for id in row if id != tok.eot]) for row in rows]
+    return [start + text for text in texts]
 
 # -----------------------------------------------------------------------------
 
 def find_checkpoint(path):
     """A run's newest checkpoint, a checkpoint itself, or a Hugging Face folder; '' is the newest run in out/."""
     if not path:
-        runs = [run for run in Path('out').glob('*') if checkpoints(run)]
-        if not runs:
+        newest = max(Path('out').glob('*/step_*'), key=os.path.getmtime, default=None)
+        if newest is None:
             raise UserError('there is no run in out/ yet: `python train.py` makes one in about 3 minutes')
-        path = max(runs, key=lambda run: checkpoints(run)[-1].stat().st_mtime)
+        path = newest.parent
     path = Path(path)
     if checkpoints(path):
         return newest_whole(path, say)
@@ -185,37 +177,31 @@ def check_knobs():
         raise UserError('top_p must be above 0 and at most 1, temperature 0 or at least 1e-6; try --temperature=0.8 '
                         '--top_p=0.9')
 
-def print_table(model, tok, prompts, stop, step):
+def print_table(run, tok, prompt, stop):
     """At several temperatures: the first text, and how many of the texts differ in their first five words."""
     for t, p in ((0.0, 1.0), (0.2, 1.0), (1.0, 1.0), (1.0, 0.9), (2.0, 1.0)):
-        rows = generate(model, prompts, max_new_tokens, stop, tok.vocab_size, seed, step=step,
-                        **{**SAMPLING, 'temperature': t, 'top_p': p})
-        rows = torch.stack(list(rows), 1).tolist()
-        texts = [tok.decode([id for id in row if id != stop]) for row in rows]
+        texts = texts_of(run(temperature=t, top_p=p), tok, stop)
         openings = {tuple(text.split()[:5]) for text in texts}
         print(f'temperature {t:g}, top_p {p:g}: {len(openings)} of {num_samples} begin differently')
-        print(read_prompt(start) + texts[0])
+        print(prompt + texts[0])
         print('-' * 40)
 
-def print_texts(model, tok, prompts, stop, step):
+def print_texts(run, tok, prompt, stop):
     """The first text as it is generated, then the others, and the speed."""
-    prompt, stream, count = read_prompt(start), TextStream(tok), 0
-    texts = [[] for _ in prompts]
+    steps, decoder = [], codecs.getincrementaldecoder('utf-8')('replace')       # it never shows half a character
     print(prompt, end='', flush=True)
     began = time.perf_counter()
-    for new in generate(model, prompts, max_new_tokens, stop, tok.vocab_size, seed, step=step, **SAMPLING):
-        for i, id in enumerate(new.tolist()):
-            if stop is not None and texts[i][-1:] == [stop]:        # it has ended
-                continue
-            texts[i].append(id)
-            count += 1
-            if i == 0 and id != stop:
-                print(stream(id), end='', flush=True)
+    for ids in run():
+        steps.append(ids)
+        if ids[0] != stop:
+            print(decoder.decode(tok.decode_bytes(ids[:1])), end='', flush=True)
     seconds = time.perf_counter() - began
-    print(stream.end())
-    for text in texts[1:]:
+    print(decoder.decode(b'', True))
+    for text in texts_of(steps, tok, stop)[1:]:
         print('-' * 40)
-        print(prompt + tok.decode([id for id in text if id != stop]))
+        print(prompt + text)
+    # a text that has ended goes on as stops, of which the first counts
+    count = sum(len(ids) - max(ids.count(stop) - 1, 0) for ids in zip(*steps))
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
@@ -226,18 +212,19 @@ def main():
     set_up(place)
     model = load_model(folder).to(place, getattr(torch, type_)).eval()
     model.compute_dtype = getattr(torch, type_)
-    if not (folder / 'tokenizer.json').exists():
-        raise UserError(f'{folder} has no tokenizer.json; put that of its tokenizer there')
     tok = load_tokenizer(folder / 'tokenizer.json')
     stop = find_stop(folder, tok)
-    ids = tok.encode(read_prompt(start)) or [stop or 0]         # a model needs a token to begin with
+    prompt = read_prompt(start)
+    ids = tok.encode(prompt) or [stop or 0]         # a model needs a token to begin with
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
     compiled = choose_compile(compile, place)
     step = compile_step(model, place) if compiled else model
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
+    run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,
+                  temperature=temperature, top_k=top_k, top_p=top_p)
     show = print_table if table else print_texts
-    show(model, tok, [ids] * num_samples, stop, step)
+    show(run, tok, prompt, stop)
 
 if __name__ == '__main__':
     launch(main)

@@ -13,7 +13,6 @@ It prepares the data if they are not there, prints a line every log_interval ste
 
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
-import itertools
 import json
 import math
 import os
@@ -21,6 +20,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -88,34 +88,34 @@ WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # of how many
 
 # -----------------------------------------------------------------------------
 # rules: one step for weights p with gradients g and moments m and v, in place, as torch.optim computes it. decay is the
-# weight decay; at step t, from 1, bias1 = 1 - beta1^t and bias2 = 1 - beta2^t
+# weight decay; at step t, from 1, bias1 = 1 - beta1^t and bias2 = 1 - beta2^t. All get what adamw gets
 
-def sgd(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+def sgd(p, g, lr, decay, *_):
     """Down the gradient of the loss + decay / 2 |p|^2."""
     p.sub_(lr * (g + decay * p))
 
-def momentum(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+def momentum(p, g, lr, decay, m, v, beta1, *_):
     """Down a sum of gradients that fades with beta1 (Polyak, 1964)."""
     m.mul_(beta1).add_(g + decay * p)
     p.sub_(lr * m)
 
-def adagrad(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+def adagrad(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
     """A rate for each weight: the more it has been moved, the lower (Duchi, Hazan and Singer, 2011)."""
     g = g + decay * p
     v.addcmul_(g, g)
     p.sub_(lr * g / (v.sqrt() + eps))
 
-def rmsprop(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+def rmsprop(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
     """AdaGrad with a mean of squares that fades, so that the rate does not die (Hinton's lecture 6e, 2012)."""
     g = g + decay * p
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     p.sub_(lr * g / (v.sqrt() + eps))
 
-def adam(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+def adam(p, g, lr, decay, *others):
     """RMSProp with momentum, both unbiased from the first step on (arXiv:1412.6980, algorithm 1)."""
-    adamw(p, g + decay * p, m, v, lr, 0.0, bias1, bias2, beta1, beta2, eps)
+    adamw(p, g + decay * p, lr, 0.0, *others)
 
-def adamw(p, g, m, v, lr, decay, bias1, bias2, beta1, beta2, eps):
+def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, bias1, bias2):
     """Adam, whose weight decay is not part of the gradient (arXiv:1711.05101, algorithm 2)."""
     p.mul_(1 - lr * decay)
     m.lerp_(g, 1 - beta1)                                   # m = beta1 m + (1 - beta1) g
@@ -148,34 +148,29 @@ class Optimizer(torch.optim.Optimizer):
     optimizer of torch for its zero_grad and because GradScaler wants one, whose only parameter is p.
     """
     def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
-        matrices, vectors, hidden = [], [], []
-        for name, param in model.named_parameters():
-            if param.dim() < 2:
-                vectors.append((name, param))
-            elif rule == 'muon' and '.layers.' in name:
-                hidden.append((name, param))
-            else:
-                matrices.append((name, param))
-        hidden.sort(key=lambda item: item[1].shape)
-        params = dict(matrices + vectors + hidden)
-        self.shapes = {name: param.shape for name, param in params.items()}
+        params = dict(model.named_parameters())
+        vectors = [name for name in params if params[name].dim() < 2]
+        hidden = [name for name in params if rule == 'muon' and '.layers.' in name and name not in vectors]
+        hidden.sort(key=lambda name: params[name].shape)
+        matrices = [name for name in params if name not in vectors + hidden]
+        self.shapes = {name: params[name].shape for name in matrices + vectors + hidden}
+        decayed, undecayed, rest = [sum(params[name].numel() for name in group)
+                                    for group in (matrices, vectors, hidden)]
 
         device = model.lm_head.weight.device
-        sizes = [sum(param.numel() for _, param in group) for group in (matrices, vectors, hidden)]
-        total = math.ceil(sum(sizes) / 4096) * 4096         # clip looks at it as 4,096 rows
+        total = math.ceil((decayed + undecayed + rest) / 4096) * 4096       # clip looks at it as 4,096 rows
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(sizes[0] + sizes[1], device=device)
-        self.decayed, self.undecayed = slice(sizes[0]), slice(sizes[0], len(self.v))
+        self.v = torch.zeros(decayed + undecayed, device=device)
+        self.parts = (slice(decayed), weight_decay), (slice(decayed, len(self.v)), 0.0)
+        grads = self.views(self.g)
         for name, p in self.views(self.p).items():
             p.copy_(params[name].detach())
-            params[name].data = p
-        for name, g in self.views(self.g).items():
-            params[name].grad = g
+            params[name].data, params[name].grad = p, grads[name]
 
         self.stacks, start = [], len(self.v)        # all matrices of a shape as one tensor (n, a, b) of p, g and m
-        for shape, same in itertools.groupby(param.shape for _, param in hidden):
-            stop = start + len(list(same)) * shape.numel()
-            self.stacks.append([x[start:stop].view(-1, *shape) for x in (self.p, self.g, self.m)])
+        for shape, n in Counter(params[name].shape for name in hidden).items():
+            stop = start + n * shape.numel()
+            self.stacks.append([x[start:stop].view(n, *shape) for x in (self.p, self.g, self.m)])
             start = stop
 
         self.rule = adamw if rule == 'muon' else RULES[rule]
@@ -187,21 +182,19 @@ class Optimizer(torch.optim.Optimizer):
         self.p.grad = self.g
         super().__init__([self.p], {})
 
-    def views(self, vector):
-        """{name: its part of one of the vectors, in its shape}. v ends before the matrices that need none."""
+    def views(self, vector, prefix=''):
+        """{prefix + name: its part of one of the vectors, in its shape}. v ends before the matrices that need none."""
         found, start = {}, 0
         for name, shape in self.shapes.items():
             stop = start + shape.numel()
             if stop <= len(vector):
-                found[name] = vector[start:stop].view(shape)
+                found[prefix + name] = vector[start:stop].view(shape)
             start = stop
         return found
 
     def moments(self):
         """{'m.<name>': m of that tensor, 'v.<name>': v of it, ...}: what a checkpoint has to hold."""
-        m = {f'm.{name}': tensor for name, tensor in self.views(self.m).items()}
-        v = {f'v.{name}': tensor for name, tensor in self.views(self.v).items()}
-        return m | v
+        return self.views(self.m, 'm.') | self.views(self.v, 'v.')
 
     def compile(self):
         self.update = torch.compile(self.update, dynamic=False)
@@ -225,10 +218,10 @@ class Optimizer(torch.optim.Optimizer):
     def update(self):
         # 1 - beta^t, in a form that does not cancel; a beta of 0 has no logarithm
         bias1, bias2 = [-torch.expm1(self.t * math.log(max(beta, 1e-30))) for beta in self.betas]
-        for part, decay in ((self.decayed, self.weight_decay), (self.undecayed, 0.0)):
+        for part, decay in self.parts:
             pieces = [x[part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
             for p, g, m, v in zip(*pieces):
-                self.rule(p, g, m, v, self.lr, decay, bias1, bias2, *self.betas, self.eps)
+                self.rule(p, g, self.lr, decay, m, v, *self.betas, self.eps, bias1, bias2)
         for p, g, m in self.stacks:
             self.muon(p, g, m)
 
@@ -241,6 +234,10 @@ class Optimizer(torch.optim.Optimizer):
         direction = orthogonalize(g.lerp(m, 0.95), self.dtype)
         p.mul_(1 - self.lr * self.weight_decay)
         p.sub_(self.lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
+
+def make_optimizer(model):
+    """The one that the knobs ask for."""
+    return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay)
 
 # -----------------------------------------------------------------------------
 # schedule, batches, evaluation
@@ -283,7 +280,7 @@ def divide_batch(T, place):
         near = largest_divisor(share, micro_batch_size)
         raise UserError(f'micro_batch_size = {micro_batch_size} does not divide the {share} sequences of a process: '
                         f'take {near}')
-    most = 32768 if place.startswith('cuda') else 16384     # tokens at once, beyond which nothing gets faster
+    most = 32768 if 'cuda' in place else 16384     # tokens at once, beyond which nothing gets faster
     return micro_batch_size or largest_divisor(share, most // T)
 
 def fit_micro_batch(model, data, T, place, micro):
@@ -313,7 +310,7 @@ def compile_and_fit(model, opt, data, T, place, before):
     if compiled:
         opt.compile()
     micro = divide_batch(T, place)
-    if place.startswith('cuda'):
+    if 'cuda' in place:
         micro = fit_micro_batch(fast, data, T, place, micro)
     return fast, compiled, micro
 
@@ -382,7 +379,7 @@ class Interrupt:
 def connect(place, step):
     """Meets the other processes, if there are any. Raises UserError unless all are at the same step."""
     if WORLD_SIZE > 1:
-        backend = 'nccl' if place.startswith('cuda') else 'gloo'
+        backend = 'nccl' if 'cuda' in place else 'gloo'
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     if combine('MAX', step, -step) != [step, -step]:        # the largest step, and the smallest
         raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
@@ -401,18 +398,18 @@ def combine(op, *numbers):
 
 def choose_out_dir():
     """out_dir, or the next free out/<dataset>; for a resume the newest of those. Raises UserError."""
-    name = data_name(dataset)
-    names = [name] + [f'{name}-{i}' for i in range(2, 1000)]
-    folders = [Path(out_dir)] if out_dir else [Path('out') / name for name in names]
+    folders = [Path(out_dir or f'out/{data_name(dataset)}')]
+    if not out_dir:
+        folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
     taken = [run for run in folders if (run / 'config.py').exists()]
     if init_from in ('resume', 'auto') and taken:
         return max(taken, key=lambda run: run.stat().st_mtime)
     if init_from == 'resume':
         raise UserError(f'there is no run in {folders[0]} to resume; `ls out` shows the runs')
-    free = [run for run in folders if run not in taken]
-    if not free:
-        raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
-    return free[0]
+    for run in folders:
+        if run not in taken:
+            return run
+    raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
 def lock(run):
     """Takes the folder of a run for this process, as long as that lives. Raises UserError."""
@@ -428,8 +425,12 @@ def read_log(run):
     """The entries of a run's log, without a last line that was not written to its end."""
     if not (run / 'log.jsonl').exists():
         return []
-    lines = (run / 'log.jsonl').read_text(encoding='utf-8').splitlines()
+    lines = (run / 'log.jsonl').read_text().splitlines()
     return [json.loads(line) for line in lines if line.endswith('}')]
+
+def points(entries, name):
+    """[(step, value), ...] of those entries of a log that have it."""
+    return [(entry['step'], entry[name]) for entry in entries if name in entry]
 
 def start_files(run, step, knobs):
     """Writes config.py, and drops what came after the checkpoint from which a run goes on."""
@@ -463,7 +464,7 @@ class Log:
 
     def __call__(self, **entry):
         try:
-            with open(self.path, 'a', encoding='utf-8') as f:
+            with open(self.path, 'a') as f:
                 f.write(json.dumps(entry) + '\n')
         except OSError as e:        # a full disk
             print(f'can not write to {self.path} ({e}); training goes on')
@@ -489,12 +490,10 @@ def draw_curves(run):
     axes = figure.subplot_mosaic([['loss', 'lr'], ['loss', 'grad_norm'], ['loss', 'tokens_per_second']],
                                  width_ratios=[3, 1])
     for name, axis in axes.items():
-        rows = [entry for entry in entries if name in entry]
-        axis.plot([row['step'] for row in rows], [row[name] for row in rows], label='training')
+        axis.plot(*zip(*points(entries, name)), label='training')
         axis.set(title=name, xlabel='step')
         axis.grid(alpha=0.3)
-    rows = [entry for entry in entries if 'val_loss' in entry]
-    axes['loss'].plot([row['step'] for row in rows], [row['val_loss'] for row in rows], 'o--', label='validation')
+    axes['loss'].plot(*zip(*points(entries, 'val_loss')), 'o--', label='validation')
     axes['loss'].legend()
     try:
         figure.savefig(run / 'curves.png', dpi=110)
@@ -508,10 +507,9 @@ def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
     """
     folder = run / f'step_{step:08d}'
     if not folder.exists():
-        moments = {name: tensor.cpu().clone() for name, tensor in opt.moments().items()}
         state = dict(state, step=step, t=int(opt.t), scaler=scaler.state_dict(), optimizer=optimizer)
         try:
-            save_checkpoint(folder, model, tok_path, eot, state, moments)
+            save_checkpoint(folder, model, tok_path, eot, state, opt.moments())
         except UserError as e:
             if last:
                 raise
@@ -544,7 +542,7 @@ def read_state(run, place):
         state.update(device=kind, dtype='auto', compile='auto')
     return folder, state
 
-def restore(folder, opt, scaler, state):
+def restore(folder, opt, state):
     """Fills the optimizer from a checkpoint. Raises UserError if it was another one."""
     if state['optimizer'] != optimizer:
         raise UserError(f'{folder} was trained with --optimizer={state["optimizer"]}: give that one, or start a new '
@@ -553,8 +551,6 @@ def restore(folder, opt, scaler, state):
     for name, tensor in load_file(folder / 'training.safetensors').items():
         views[name].copy_(tensor)
     opt.t.fill_(state['t'])
-    if state['scaler']:
-        scaler.load_state_dict(state['scaler'])
 
 # -----------------------------------------------------------------------------
 # what is checked before anything is done, and what is said
@@ -568,9 +564,9 @@ def check_knobs():
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     model_config()
 
-def model_config(**others):
-    """The GPTConfig that the knobs ask for. Raises UserError."""
-    fields = {name: config[name] for name in GPTConfig.__dataclass_fields__}
+def model_config(knobs=config, **others):
+    """The GPTConfig that knobs ask for. Raises UserError."""
+    fields = {name: knobs[name] for name in GPTConfig.__dataclass_fields__}
     return GPTConfig(**{**fields, **others})
 
 def open_data(tokenizer):
@@ -626,13 +622,13 @@ def describe(loss, meta):
 
 def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
     """The line of a step. The first one, which may compile, says nothing of the rest."""
-    parts = [f'step {step}', f'loss {loss:.4f}', f'lr {lr:.1e}', f'norm {grad_norm:.2f}',
-             f'{1e3 * step_seconds:.1f} ms', f'{tokens_per_second:,.0f} tok/s']
+    line = f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f} | {1e3 * step_seconds:.1f} ms'
+    line += f' | {tokens_per_second:,.0f} tok/s'
     if mfu:
-        parts.append(f'mfu {100 * mfu:.1f}%')
+        line += f' | mfu {100 * mfu:.1f}%'
     if step > 1:
-        parts.append(f'{duration(left)} left')
-    return ' | '.join(parts)
+        line += f' | {duration(left)} left'
+    return line
 
 def duration(seconds):
     """duration(4000) -> '67 min'"""
@@ -700,10 +696,12 @@ def main():
         return
 
     # the optimizer, and what goes through the model at once
-    opt = Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay)
+    opt = make_optimizer(model)
     scaler = torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
     if resumed:
-        restore(resumed, opt, scaler, state)
+        restore(resumed, opt, state)
+        if state['scaler']:         # {} where there was none
+            scaler.load_state_dict(state['scaler'])
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
@@ -721,9 +719,9 @@ def main():
     opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
     peak = peak_flops(place) * WORLD_SIZE
     interrupt, stop = Interrupt(), 0
-    check_every = 10 if place.startswith('cuda') and WORLD_SIZE > 1 else 1      # GPUs would wait for the host
+    check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # GPUs would wait for the host
     began = time.perf_counter() - state['seconds']
-    line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
+    line_step = None                # the step after which the line to come begins; None: this one
     while True:
         # signals and the clock, which all processes must agree on
         if step % check_every == 0:
@@ -733,8 +731,9 @@ def main():
                 state['first_step'] = state['seconds']
 
         # evaluate and save
-        due = finished(step, state) or (step > 0 and step % eval_interval == 0)
-        if due and not stop and step != state['evaluated']:
+        last = finished(step, state)
+        due = last or step % eval_interval == 0
+        if due and not stop and step != state['evaluated']:         # 0 for a new run
             val_loss = evaluate(model, val_data, T, eval_tokens, place)
             check_finite(step, opt, val_loss)
             state['evaluated'] = step
@@ -744,14 +743,16 @@ def main():
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], val_loss=val_loss,
                     val_bpb=bits_per_byte(val_loss, meta))
                 draw_curves(run)
-                save(run, step, model, opt, scaler, tok_path, meta['eot'], state, finished(step, state))
-                if sample_tokens and tok and not finished(step, state):
+                save(run, step, model, opt, scaler, tok_path, meta['eot'], state, last)
+                if sample_tokens and tok and not last:
                     say(peek(model, tok, opening, 1, sample_tokens, seed)[0])
-            line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros_like(loss_sum)
-        if stop or finished(step, state):
+            line_step = None
+        if stop or last:
             break
 
         # forward, backward, update
+        if line_step is None:
+            line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
         step += 1
         line = step % log_interval == 0 or step in (1, max_iters)
         opt.zero_grad(set_to_none=False)        # None would part the gradients from the vector g
@@ -784,7 +785,7 @@ def main():
                 say(f'this takes days here; smaller: {smaller_run()}')
             if writing:
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
-            line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros_like(loss_sum)
+            line_step = None
 
     # the end: all is saved before the whole split is evaluated
     if stop:
