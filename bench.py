@@ -186,7 +186,9 @@ def bench_train():
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
     print_compute(flops * rate / train.WORLD_SIZE, place, type_)
     if 'cuda' in place:
-        print(f'memory  | {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB at most')
+        predicted = memory(c, train.divide_batch(c.block_size, place), type_).total()
+        print(f'memory  | {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB at most; predicted, with AdamW and not '
+              f'compiled, {predicted / 1e9:.2f}')
     if train.WORLD_SIZE > 1:
         talk = measure(partial(dist.all_reduce, optimizer.g), place)
         print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
