@@ -72,7 +72,7 @@ class GPTConfig:
         self.d_ff = self.d_ff or usual
 
         for name, value in vars(self).items():
-            if type(value) is int and value < 1:        # a size
+            if type(getattr(GPTConfig, name)) is int and value < 1:         # a size
                 raise UserError(f'{name} = {value}: give 1 or more')
             if name in CHOICES and value not in CHOICES[name]:
                 raise UserError(f'{name} = {value!r}: give one of {", ".join(CHOICES[name])}')
@@ -82,7 +82,7 @@ class GPTConfig:
         if self.position == 'rope' and self.n_embd // self.n_head % 2:
             raise UserError(f'rope turns pairs: n_embd / n_head = {self.n_embd // self.n_head} must be even')
         if not 0 <= self.dropout < 1:
-            raise UserError(f'dropout = {self.dropout}: give a share from 0 to 1')
+            raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
 # GPT-2 as a setting: GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, bias=True, tie_weights=True,
@@ -184,7 +184,7 @@ def matmul_of_few_rows(x, w):
     if len(x) > 1:
         return (w @ x.t()).t()
     if torch.compiler.is_compiling() and w.dtype == torch.float32:
-        return (w * x).sum(-1)          # some libraries' own product reads slower than the memory can
+        return (w * x).sum(-1)          # F.linear and torch.mv read slower than the memory can
     return torch.mv(w, x[0])
 
 class Embedding(nn.Module):
@@ -257,7 +257,7 @@ class Attention(nn.Module):
 
         if cache is not None:           # with those of earlier tokens
             k, v = cache.store(self.layer, k, v)
-        if T == 1:              # heads that share their keys look at them as rows of one matrix; y undoes it
+        if T == 1:              # one query: heads that share their keys look at them as rows of one matrix; y undoes it
             q = q.reshape(B, self.n_kv_head, -1, self.hs)
         elif self.n_kv_head < self.n_head:
             group = self.n_head // self.n_kv_head
@@ -347,7 +347,7 @@ class GPT(nn.Module):
         if config.vocab_size > 1024:
             self.padding = -config.vocab_size % self.pad_to
         rows = config.vocab_size + self.padding
-        # tied: the blocks begin as the identity, so a token's logit for itself begins at n_embd * std, which must stay
+        # tied: blocks begin by adding nothing, so a token's logit for itself begins at n_embd * std, which must stay
         # small against log(vocab_size) for the loss to begin there
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
@@ -369,7 +369,7 @@ class GPT(nn.Module):
                     p.normal_(0.0, 0.02 / math.sqrt(2 * self.config.n_layer))
                 elif p.dim() == 2:
                     p.normal_(0.0, 0.02)
-        else:                                           # every block begins as the identity
+        else:                                           # every block begins by adding nothing
             for layer in self.model.layers:
                 layer.self_attn.o_proj.weight.zero_()
                 layer.mlp.down_proj.weight.zero_()
@@ -460,7 +460,7 @@ PEAK_FLOPS = {
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
 DTYPES = 'float32', 'bfloat16', 'float16'
-COMPILE_FROM = 2e13     # FLOPs of a run on a CPU, for which two cores take some 90 s; to compile takes 30
+COMPILE_FROM = 2e13     # on a CPU, runs of so many FLOPs: two cores take some 90 s for them, and 30 to compile
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
@@ -479,7 +479,7 @@ def choose_device(device, local_rank=0):
     return device
 
 def choose_dtype(dtype, place):
-    """'auto' -> bfloat16 where the hardware has it, float16 on GPUs that only have that, else float32."""
+    """'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs with that alone, else float32."""
     if dtype in DTYPES:
         return dtype
     if dtype != 'auto':
@@ -494,7 +494,8 @@ def choose_dtype(dtype, place):
 
 def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
     """
-    AMX, or AVX512_BF16 on AMD's cores: with that alone Intel's take 1.6 times as long as in float32. Others emulate it.
+    Whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD's cores. Intel's cores
+    with AVX512_BF16 alone take 1.6 times as long as in float32, and other x86 cores emulate it.
     """
     if not os.path.exists(cpuinfo):         # not Linux
         return False
@@ -534,7 +535,7 @@ def set_up(place):
     elif sys.platform == 'linux':
         libc = ctypes.CDLL(None)
         if hasattr(libc, 'mallopt'):
-            # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): the kernel zeroes it anew for a tenth of a step
+            # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): new memory from the kernel costs a tenth of a step
             libc.mallopt(-3, 1 << 30)
             libc.mallopt(-1, 2 ** 31 - 1)
         # large pages: 124M parameters in float32 generate 15% faster. torch looks once, before its first tensor
@@ -639,9 +640,9 @@ def family(config):
 def fixed(d):
     """What a config.json says beside our fields, or leaves out, if its model is possible here."""
     if d['model_type'] == 'gpt2':
-        return dict(activation_function='gelu_new')
+        return dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     head_dim = d['hidden_size'] // d['num_attention_heads']
-    return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), head_dim=head_dim)
+    return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), head_dim=head_dim, use_sliding_window=False)
 
 def export_config(config, kind, eot=None):
     """The config.json of a model_type."""
@@ -669,14 +670,17 @@ def import_config(d):
     d = {**d, 'rope_type': rope.get('type'), **rope}
     for name, value in dict(fixed(d), rope_type='default').items():
         if d.get(name) not in (value, None):
-            raise UserError(f'{name} = {d[name]!r} is not supported here; a plain Llama, Qwen3 or GPT-2 is')
+            raise UserError(f'{name} = {d[name]!r} is not supported here, but {value!r} is: use another model')
     found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
     return GPTConfig(**{**fields, **found})
 
 def find_folder(name):
-    """A folder, or one of the Hugging Face hub such as 'gpt2' or 'owner/model', downloaded once. Raises UserError."""
+    """
+    A folder, or for that of a run its newest checkpoint; or one of the Hugging Face hub such as 'gpt2' or
+    'owner/model', downloaded once. Raises UserError.
+    """
     if Path(name).is_dir():
-        return Path(name)
+        return newest_whole(name) if checkpoints(name) else Path(name)
     if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
                         f'gpt2, or owner/model of the hub; `ls out` shows the runs')
@@ -716,10 +720,10 @@ def load_model(folder, **overrides):
         for name in ('model.embed_tokens.weight', 'lm_head.weight'):
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
-    except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
+        model.tie_and_tabulate()
+    except (SafetensorError, RuntimeError, KeyError, TypeError, ZeroDivisionError) as e:
         raise UserError(f'{folder}: config.json and the weights are not of one model that is known here '
                         f'({" ".join(str(e).split())[:300]}); use another folder')
-    model.tie_and_tabulate()
     return model
 
 # -----------------------------------------------------------------------------

@@ -30,10 +30,10 @@ max_new_tokens = 256    # tokens per text; a text that ends by itself is shorter
 temperature = 0.8       # below 1: more likely tokens only; 0: always the likeliest
 top_k = 0               # only the k likeliest tokens; 0: all
 top_p = 1.0             # only the likeliest tokens that together have this probability
-table = False           # instead: several temperatures and top_p 0.9 side by side, and how many texts begin differently
+table = False           # instead: texts at several temperatures, and how many begin differently
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16: of the weights and all that is computed
+dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations and matmuls
 compile = False         # faster tokens, after half a minute of compiling: for long texts
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # so that standard output is the text alone
@@ -70,10 +70,11 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     Continues a batch of prompts, lists of ids that may differ in length -> yields lists of an id for each text,
     max_new_tokens times or until every text has had the token `stop` (after which it yields `stop` for that text).
 
-    sampling: what next_token_probs takes. Text i is what its prompt gives alone with seed + i, whatever the others are.
+    sampling: what next_token_probs takes. Text i is what its prompt gives alone with seed + i, whatever the others are,
+    and cache=False gives the same without a KV cache: up to rounding, which in bfloat16 may change a token.
     When a context is full, its last half is kept and goes through the model again.
-    Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. cache=False computes the
-    same without a KV cache. step: the model, compiled or not, for one token at a time.
+    Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the model, compiled
+    or not, for one token at a time.
     """
     place, block_size = model.lm_head.weight.device, model.config.block_size
     B = len(prompts)
@@ -110,7 +111,7 @@ def read_texts(model, texts, kv, place):
     idx = torch.tensor([text + [0] * (T - len(text)) for text in texts], device=place)
     if kv is None:
         return model(idx)[torch.arange(len(texts), device=place), lengths - 1]
-    kv.lengths.zero_()          # empties it
+    kv.lengths.zero_()          # empties it: a prompt of one token would continue it
     return model(idx, cache=kv, lengths=lengths)[:, 0]
 
 def compile_step(model, place):

@@ -994,6 +994,9 @@ config.json | "llama" | "mamba"
 config.json | "silu" | "gelu"
 config.json | "default" | "yarn"
 config.json | layers": 2 | layers": 3
+config.json | sliding_window": false | sliding_window": true
+config.json | heads": 4 | heads": 0
+config.json | embeddings": | embeddings": 1000000000
 config.json | "vocab_size": 50 | "vocab_size": 60
 model.safetensors | embed_tokens | my_embedding
 model.safetensors | { | [
@@ -1839,7 +1842,7 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
     ours = shutil.ignore_patterns('manifest.json', 'training*')
     shutil.copytree(first.last, 'theirs', ignore=ours)
     write_corpus('new.txt', 22)
-    for source in first.last, 'theirs':
+    for source in 'a', 'theirs':
         knobs = f'--dataset=new.txt --init_from={source} --block_size=8 --learning_rate=0 --max_iters=1'
         run = train_here('b', knobs)
         for name in 'model.safetensors', 'tokenizer.json', 'config.json':
@@ -1869,6 +1872,12 @@ def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad(capsys):
         # soon, at a line or an evaluation
         assert re.match(r'diverged: .* at step ([6-9]|10)\b', lines[0])
         assert run.bits == good.bits
+
+def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one(capsys):
+    write_corpus()
+    knobs = f'{SMALL_RUN} --out_dir=a'
+    assert command(f'train.py {knobs} --learning_rate=1e30 --grad_clip=0') == 3
+    assert 'no checkpoint' in refusal(capsys, f'train.py {knobs} --init_from=resume')
 
 def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
     class SomeIds:
@@ -2774,6 +2783,7 @@ train.py --n_head=3 --n_embd=128 | n_head
 train.py --norm=batch | norm
 train.py --optimizer=adamx | adamw
 train.py --batch_size=6 --micro_batch_size=4 | take 3
+train.py --grad_clip=-1 | 0 or more
 sample.py | python train.py
 sample.py --out_dir=nowhere | nowhere
 sample.py --temperature=-1 | temperature

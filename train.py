@@ -70,7 +70,7 @@ beta2 = 0.99            # how the mean of their squares fades
 adam_eps = 1e-8
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 # the machine
-device = 'auto'         # auto, cpu, cuda, mps
+device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of activations and matmuls; weights are float32
 compile = 'auto'        # True, False, or auto: where it pays
 timeout = 600           # seconds after which a process that the others wait for is taken for dead
@@ -126,8 +126,8 @@ RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentu
 
 def orthogonalize(x, dtype=torch.float32):
     """
-    x (n, a, b) -> n matrices with the same singular vectors, whose singular values are near 1 (0.7 to 1.2): five steps
-    of the Newton-Schulz iteration of Muon (kellerjordan.github.io/posts/muon), computed in dtype.
+    x (n, a, b) -> n matrices with the same singular vectors, whose larger singular values are now 0.7 to 1.2, and tiny
+    ones larger: five steps of the Newton-Schulz iteration of Muon (kellerjordan.github.io/posts/muon), in dtype.
     """
     if x.size(1) > x.size(2):
         return orthogonalize(x.mT, dtype).mT
@@ -253,7 +253,7 @@ def get_lr(it, max_lr, min_lr, warmup, cycle):
 def schedule_step(step, seconds, first):
     """
     Which step of the schedule it is. With max_minutes, after the warm-up, the one that the clock has come to, if that
-    is further. first: the seconds when the clock was first read after a step, which may have compiled.
+    is further. first: the seconds when the first step was over, whose compiling does not count.
     """
     if not max_minutes or step <= warmup_iters:
         return step
@@ -264,6 +264,11 @@ def finished(step, state):
     """Whether training is at its end."""
     out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
     return step >= max_iters or out_of_time
+
+def seconds_left(step, step_seconds, state):
+    """How long training goes on, as far as can be said."""
+    left = (max_iters - step) * step_seconds
+    return min(left, 60 * max_minutes - state['seconds']) if max_minutes else left
 
 def largest_divisor(n, limit):
     """The largest divisor of n that is limit or less: largest_divisor(12, 5) -> 4"""
@@ -295,8 +300,8 @@ def fit_micro_batch(model, data, T, place, micro):
         if combine('MAX', too_large) == [0]:
             return micro
         if micro == 1 or micro_batch_size:
-            raise UserError(f'{micro} sequences at once do not fit into the memory: give a smaller --micro_batch_size, '
-                            f'which trains the same, or a smaller --block_size or model')
+            raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
+                            f'which trains the same, or, if it is 1, a smaller --block_size or model')
         micro = largest_divisor(micro, micro // 2)
 
 def compile_and_fit(model, opt, data, T, place, before):
@@ -329,8 +334,8 @@ def micro_batches(data, first, step, T, micro, place):
 @torch.no_grad()
 def evaluate(model, data, T, max_tokens, place):
     """
-    Mean loss in nats per token over the first max_tokens (0: all) of a split: the same sequences every time, for any
-    number of processes, each of which takes its share of the batches.
+    Mean loss in nats per token over the first max_tokens (0: all) of a split, in whole sequences of T where there are
+    any: the same every time, for any number of processes, each of which takes its share of the batches.
     """
     model.eval()
     n = len(data) - 1           # every token but the first is a target
@@ -353,7 +358,7 @@ def check_finite(step, opt, loss=0.0):
     """Raises Diverged unless a loss and all weights are finite numbers."""
     if not math.isfinite(loss) or not opt.p.sum().isfinite():
         raise Diverged(f'the loss or a weight is not finite at step {step}, and nothing after the last checkpoint was '
-                       f'saved: resume with a lower --learning_rate or more --warmup_iters')
+                       f'saved: resume, or start again, with a lower --learning_rate or more --warmup_iters')
 
 # -----------------------------------------------------------------------------
 # signals, and several processes
@@ -368,9 +373,10 @@ class Interrupt:
                 self.before[number] = signal.signal(number, self.hear)
 
     def hear(self, number, frame):
-        if self.signal and time.monotonic() > self.heard + 1:       # torchrun passes a Ctrl-C on: it comes twice
+        if not self.signal:
+            self.signal, self.heard = number, time.monotonic()
+        elif time.monotonic() > self.heard + 1:         # torchrun passes a Ctrl-C on: it comes twice
             sys.exit(128 + number)
-        self.signal, self.heard = number, time.monotonic()
 
     def end(self):
         for number, handler in self.before.items():
@@ -401,7 +407,7 @@ def choose_out_dir():
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
         folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
-    taken = [run for run in folders if (run / 'config.py').exists()]
+    taken = [run for run in folders if (run / 'config.py').exists() or checkpoints(run)]
     if init_from in ('resume', 'auto') and taken:
         return max(taken, key=lambda run: run.stat().st_mtime)
     if init_from == 'resume':
@@ -520,9 +526,10 @@ def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
         if int(old.name[5:]) != best_step:
             remove_checkpoint(old)
 
-# what goes on with a run, in training.json; check_same_data adds the hash of the data, save what the optimizer needs
+# what a resumed run needs, kept in training.json. check_same_data() adds the hash of the data; save() adds the name of
+# the optimizer, its t, and the scaler's state
 NEW_STATE = dict(
-    step=0, sequences=0,                # optimizer steps and training sequences before this one
+    step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # of training, and when the clock was first read after a step
     evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
     dtype='auto', compile='auto',       # what 'auto' has meant
@@ -534,6 +541,8 @@ def read_state(run, place):
     state. What 'auto' meant is kept, so that the sums are the same, unless the device is of another kind.
     """
     kind = place.split(':')[0]
+    if init_from == 'resume' and not checkpoints(run):
+        raise UserError(f'{run} holds no checkpoint yet: start again with another --out_dir, or with --init_from=auto')
     if init_from not in ('resume', 'auto') or not checkpoints(run):
         return None, dict(NEW_STATE, device=kind)
     folder = newest_whole(run, say)
@@ -560,6 +569,9 @@ def check_knobs():
     for name in ('max_iters', 'eval_interval', 'log_interval', 'keep_checkpoints'):
         if config[name] < 1:
             raise UserError(f'{name} = {config[name]}: give 1 or more')
+    for name in ('max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'):
+        if config[name] < 0:
+            raise UserError(f'{name} = {config[name]}: give 0 or more')
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     model_config()
@@ -597,7 +609,7 @@ def make_model(folder, vocab):
     model = load_model(folder, dropout=wanted.dropout, attention=wanted.attention)
     for name, value in asdict(model.config).items():
         asked = getattr(wanted, name)
-        enough = name in ('vocab_size', 'block_size') and asked < value
+        enough = name in ('vocab_size', 'block_size') and asked < value         # more than was asked for is fine
         if name in config.source and asked != value and not enough:
             raise UserError(f'{folder} has {name} = {value}, and {config.source[name]} asks for {asked}: leave that '
                             f'out, or start a new run')
@@ -610,7 +622,7 @@ def knobs_of_run(run, model, T, data_folder, source):
     """The knobs that start a run again, for its config.py."""
     knobs = {**config, **asdict(model.config), 'block_size': T, 'vocab_size': vocab_size, 'out_dir': run.as_posix()}
     if source:
-        knobs['dataset'] = data_folder.as_posix()       # its tokens are those of the model's own tokenizer
+        knobs['dataset'] = data_folder.as_posix()       # its tokens come from the source's tokenizer
     else:
         knobs['init_from'] = 'scratch'
     return knobs
@@ -652,7 +664,9 @@ def print_ending(run, meta, seconds):
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {checkpoints(run)[-1]}')
     print(f'sample from it  python sample.py --out_dir={run}')
-    more = f'--max_minutes={2 * max_minutes:g}' if max_minutes else f'--max_iters={2 * max_iters}'
+    more = f'--max_iters={2 * max_iters}'
+    if max_minutes:
+        more += f' --max_minutes={2 * max_minutes:g}'
     print(f'train further   python train.py {run}/config.py --init_from=resume {more}')
 
 # -----------------------------------------------------------------------------
@@ -692,8 +706,7 @@ def main():
     say(f'device  | {place} ({device_name(place)}), {WORLD_SIZE} processes')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if eval_only:
-        say(f'{describe(evaluate(model, val_data, T, 0, place), meta)} over the whole split')
-        return
+        return say(f'{describe(evaluate(model, val_data, T, 0, place), meta)} over the whole split')
 
     # the optimizer, and what goes through the model at once
     opt = make_optimizer(model)
@@ -704,8 +717,8 @@ def main():
             scaler.load_state_dict(state['scaler'])
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
-    say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
     epochs = max_iters * tokens_per_step / len(train_data)
+    say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
     say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
@@ -721,19 +734,18 @@ def main():
     interrupt, stop = Interrupt(), 0
     check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # GPUs would wait for the host
     began = time.perf_counter() - state['seconds']
-    line_step = None                # the step after which the line to come begins; None: this one
+    line_step = None        # a line counts steps, time and loss from here on; None: from the next step on
     while True:
         # signals and the clock, which all processes must agree on
         if step % check_every == 0:
-            seconds = time.perf_counter() - began
-            stop, state['seconds'] = combine('MAX', interrupt.signal, seconds)
+            stop, state['seconds'] = combine('MAX', interrupt.signal, time.perf_counter() - began)
             if step and not state['first_step']:
                 state['first_step'] = state['seconds']
 
         # evaluate and save
         last = finished(step, state)
         due = last or step % eval_interval == 0
-        if due and not stop and step != state['evaluated']:         # 0 for a new run
+        if due and not stop and step != state['evaluated']:         # not at step 0
             val_loss = evaluate(model, val_data, T, eval_tokens, place)
             check_finite(step, opt, val_loss)
             state['evaluated'] = step
@@ -754,7 +766,6 @@ def main():
         if line_step is None:
             line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
         step += 1
-        line = step % log_interval == 0 or step in (1, max_iters)
         opt.zero_grad(set_to_none=False)        # None would part the gradients from the vector g
         for x, y in micro_batches(train_data, state['sequences'], step, T, micro, place):
             loss = fast(x, y) / (grad_accum * WORLD_SIZE)
@@ -771,13 +782,11 @@ def main():
         state['sequences'] += batch_size
 
         # a line, with the mean loss since the line or the evaluation before
-        if line:
+        if step % log_interval == 0 or step in (1, max_iters):
             [mean_loss] = combine('SUM', float(loss_sum) / (step - line_step))      # waits for the device
             check_finite(step, opt, mean_loss)
             step_seconds = (time.perf_counter() - line_time) / (step - line_step)
-            rate, left = tokens_per_step / step_seconds, (max_iters - step) * step_seconds
-            if max_minutes:
-                left = min(left, 60 * max_minutes - state['seconds'])
+            rate, left = tokens_per_step / step_seconds, seconds_left(step, step_seconds, state)
             mfu = rate * model.flops_per_token(T) / peak if peak else None
             entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
             say(progress(step, step_seconds, left, **entry))
@@ -792,6 +801,7 @@ def main():
         check_finite(step, opt)
         if writing:
             save(run, step, model, opt, scaler, tok_path, meta['eot'], state)
+        combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one process has ended
         say(f'\nstopped at step {step}; go on with: python train.py {run}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()
