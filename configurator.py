@@ -21,7 +21,6 @@ import math
 import os
 import re
 import sys
-import types
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
 
@@ -55,18 +54,19 @@ def launch(main):
         main()
     except UserError as e:
         line = ' '.join(str(e).split())
-        print(f'{e.kind}: {line}', file=sys.stderr, flush=True)
-        sys.exit(e.status)
+        end(f'{e.kind}: {line}', e.status)
     except BrokenPipeError:         # `| head` closed our output: nobody is listening, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        print('\nstopped', file=sys.stderr)
-        sys.exit(130)
+        end('\nstopped', 130)
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EROFS):
             raise
-        print(f'error: {e}: make room or choose another folder, then run this again', file=sys.stderr)
-        sys.exit(2)
+        end(f'error: {e}: make room or choose another folder, then run this again', 2)
+
+def end(line, status):
+    print(line, file=sys.stderr)
+    sys.exit(status)
 
 def read_json(path):
     """The object in a JSON file, as a dict. Raises UserError."""
@@ -113,20 +113,18 @@ def configure(script, *others, quiet=False):
     train.py, train.py the fields of GPTConfig; only modules get the new values. quiet: do not report what was set.
     A launched script ends with one line and status 2 where an argument can not be read.
     """
-    launched = script['__name__'] == '__main__'
     spaces = [script, *map(vars, others)]
     defaults = {}
     for space in reversed(spaces):      # the script's own come last and win
         defaults.update({k: v for k, v in space.items() if is_knob(k, v)})
-    arguments = sys.argv[1:] if launched else []
-    if '--help' in arguments or '-h' in arguments:
-        launch(lambda: print_help(script, others, defaults))
-        sys.exit(0)
-
     knobs = Knobs(defaults)
-    if launched:
+    if script['__name__'] == '__main__':
         for stream in (sys.stdout, sys.stderr):     # a console that is not UTF-8 shows escapes rather than fail
             stream.reconfigure(errors='backslashreplace')
+        arguments = sys.argv[1:]
+        if '--help' in arguments or '-h' in arguments:
+            launch(lambda: print_help(others, knobs))
+            sys.exit(0)
         launch(lambda: read_arguments(arguments, knobs))
     for space in spaces:
         if isinstance(space, dict):     # of a script or a module; a class keeps its own
@@ -183,25 +181,24 @@ def parse(name, text, default):
 def run_file(path, knobs):
     """Runs a config file over the knobs so far. -> {name: value} of those it changed. Raises UserError."""
     try:
-        with open(path, encoding='utf-8-sig') as f:
+        with open(path, 'rb') as f:
             text = f.read()
-    except (OSError, ValueError) as e:
-        raise UserError(f'can not read the config file {path}: {getattr(e, "strerror", None) or e}; `ls config` shows '
-                        f'those that come with the project')
+    except OSError as e:
+        raise UserError(f'can not read the config file {path}: {e.strerror}; `ls config` shows those that come with '
+                        f'the project')
     names = dict(knobs, __file__=path)
     try:
         exec(compile(text, path, 'exec'), names)
     except UserError:
         raise
     except Exception as e:          # whatever a person's file raises is that file's mistake
-        trace = inspect.getinnerframes(e.__traceback__)
-        lines = [frame.lineno for frame in trace if frame.filename == path]
-        line = getattr(e, 'lineno', None) or (lines[-1] if lines else 0)
-        raise UserError(f'{path}, line {line}: {type(e).__name__}: {e}; mend the file and run it again')
+        lines = [getattr(e, 'lineno', 0) or 0]       # where it can not be compiled; else the last of its lines that ran
+        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
+        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; mend the file and run it again')
 
     found = {}
     for name, value in names.items():
-        if name.startswith('_') or not name.islower() or isinstance(value, types.ModuleType) or callable(value):
+        if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
             continue
         check_known(name, knobs, path)
         default = knobs.defaults[name]
@@ -217,12 +214,11 @@ def as_file(knobs):
     """The knobs as the text of a config file, which sets them again."""
     return ''.join(f'{name} = {value!r}\n' for name, value in knobs.items())
 
-def print_help(script, others, knobs):
+def print_help(others, knobs):
     """The docstring of the script, then its knobs with the comments beside them."""
-    print((script['__doc__'] or '').strip() + '\n')
-    with open(script['__file__'], encoding='utf-8') as f:
-        texts = [f.read(), *map(inspect.getsource, others)]
-    for text in texts:
+    script = sys.modules['__main__']
+    print(inspect.getdoc(script), end='\n\n')
+    for text in map(inspect.getsource, [script, *others]):
         shown = False
         # knobs stand above configure(globals()), as `name = value  # comment`, or `name: type = value` in a dataclass
         for line in text.split('configure(')[0].splitlines():

@@ -24,7 +24,7 @@ import sys
 import time
 import urllib.request
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate, chain, islice
@@ -218,12 +218,11 @@ def read_batches(files, val_files, separator, val_fraction):
         else:
             threshold = max(val_fraction, min(map(document_hash, first)) + 1e-12)
             parts = split_by_hash(chain(first, docs), threshold)
-    waiting = dict(train=bytearray(), val=bytearray())
+    waiting = defaultdict(bytearray)
     for split, part in parts:
         waiting[split] += part
         if len(waiting[split]) >= BLOCK:
-            yield split, bytes(waiting[split])
-            waiting[split].clear()
+            yield split, bytes(waiting.pop(split))
     for split, rest in waiting.items():
         yield split, bytes(rest)
 
@@ -238,16 +237,15 @@ def document_hash(text):
 
 def split_by_position(docs, val_fraction):
     """The end of the text is for validation, as nanoGPT has it."""
-    chars = [len(text.decode()) for text in docs]
-    cut = int(sum(chars) * (1 - val_fraction))
-    for text, n in zip(docs, chars):
-        # in blocks that end between words, since a batch may end after each
-        here = len(text.decode()[:cut].encode())        # the same place in bytes
-        for split, part in ('train', text[:here]), ('val', text[here:]):
-            for block in read_blocks(io.BytesIO(part), split):
+    texts = [raw.decode() for raw in docs]
+    cut = int(sum(map(len, texts)) * (1 - val_fraction))
+    for text in texts:
+        for split, part in ('train', text[:cut]), ('val', text[cut:]):
+            # in blocks that end between words, since a batch may end after each
+            for block in read_blocks(io.BytesIO(part.encode()), split):
                 yield split, block
-        yield 'train' if n <= cut else 'val', b'\xff'
-        cut = max(cut - n, 0)
+        yield 'train' if len(text) <= cut else 'val', b'\xff'
+        cut = max(cut - len(text), 0)
 
 # -----------------------------------------------------------------------------
 # tokens
@@ -261,8 +259,10 @@ def make_tokenizer(kind, vocab_size, batches):
     """Trains a tokenizer on batches, or opens one."""
     if kind == 'byte':
         return ByteTokenizer()
-    if kind == 'gpt2':
-        return gpt2_tokenizer()
+    if kind == 'gpt2':          # the files of its release, downloaded once
+        files = DOWNLOADS / 'vocab.json', DOWNLOADS / 'merges.txt'
+        fetch(files, dict(repo='openai-community/gpt2', repo_type='model'))
+        return Tokenizer.from_files(*files)
     if kind not in TOKENIZERS:
         return open_tokenizer(kind)
     if kind == 'char':          # the alphabet is that of all text; 'ignore' drops the 0xff
@@ -277,12 +277,6 @@ def make_tokenizer(kind, vocab_size, batches):
     counts = add_counts(in_parallel(count_words(pattern), texts), pattern)
     vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
     return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
-
-def gpt2_tokenizer():
-    """GPT-2's own vocabulary, from the files of its release (downloaded once)."""
-    files = DOWNLOADS / 'vocab.json', DOWNLOADS / 'merges.txt'
-    fetch(files, dict(repo='openai-community/gpt2', repo_type='model'))
-    return Tokenizer.from_files(*files)
 
 def open_tokenizer(path):
     tok = load_tokenizer(path)

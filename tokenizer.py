@@ -457,16 +457,10 @@ def add_counts(counted, pattern):
         counts[process] = since_start
     total = defaultdict(int)
     for process in pieces:
-        for piece, n in zip(pieces[process], counts[process].tolist()):
-            total[piece] += n
-    total.pop(b'', None)
-    total.pop(b'\xff', None)
-
-    words, owner = words_of([*total], pattern)
-    counts = np.array([*total.values()], int)[owner]
-    total = defaultdict(int)
-    for word, n in zip(words, counts.tolist()):
-        total[word] += n
+        words, owner = words_of(pieces[process][2:], pattern)       # the first two are none and the separator
+        counts_of_words = counts[process][2:][owner]
+        for word, n in zip(words, counts_of_words.tolist()):
+            total[word] += n
     return total
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
@@ -1088,7 +1082,7 @@ def load_tokenizer(path):
     data = read_json(path)
     try:
         return read_tokenizer(data)
-    except (KeyError, TypeError, ValueError, AttributeError, UserError) as e:
+    except Exception as e:          # there are many ways not to be one
         raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with '
                         f'the pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes')
 
