@@ -189,11 +189,13 @@ def print_table(run, tok, prompt, stop):
 
 def print_texts(run, tok, prompt, stop):
     """The first text as it is generated, then the others, and the speed."""
-    steps, decoder = [], codecs.getincrementaldecoder('utf-8')('replace')       # it never shows half a character
+    steps, count = [], 0
+    decoder = codecs.getincrementaldecoder('utf-8')('replace')      # it never shows half a character
     print(prompt, end='', flush=True)
     began = time.perf_counter()
     for ids in run():
         steps.append(ids)
+        count += sum(id != stop for id in ids)
         if ids[0] != stop:
             print(decoder.decode(tok.decode_bytes(ids[:1])), end='', flush=True)
     seconds = time.perf_counter() - began
@@ -201,8 +203,6 @@ def print_texts(run, tok, prompt, stop):
     for text in texts_of(steps, tok, stop)[1:]:
         print('-' * 40)
         print(prompt + text)
-    # a text that has ended goes on as stops, of which the first counts
-    count = sum(len(ids) - max(ids.count(stop) - 1, 0) for ids in zip(*steps))
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():

@@ -2109,6 +2109,7 @@ def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     done = launch(HERE / 'sample.py', '--temperature=0', '--max_new_tokens=9', '--start=ab')
     assert 'step_2/config.json is damaged' in done.stderr
     assert 'out/new/step_1 |' in done.stderr
+    assert '\n36 tokens in' in done.stderr
     texts = texts_in(done.stdout)
     assert texts == 4 * texts[:1]
 

@@ -1082,7 +1082,7 @@ def load_tokenizer(path):
     data = read_json(path)
     try:
         return read_tokenizer(data)
-    except Exception as e:          # there are many ways not to be one
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as e:
         raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with '
                         f'the pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes')
 

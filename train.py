@@ -45,7 +45,7 @@ vocab_size = 4096       # of bpe and word
 # the run
 out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... after it if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
-                        # a checkpoint, the folder of a Llama, Qwen3 or GPT-2, gpt2, or owner/model of the hub
+                        # a run, a checkpoint, the folder of a Llama, Qwen3 or GPT-2, gpt2, or owner/model of the hub
 max_iters = 900         # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
 eval_interval = 400     # steps between evaluations, each followed by a checkpoint
@@ -706,7 +706,8 @@ def main():
     say(f'device  | {place} ({device_name(place)}), {WORLD_SIZE} processes')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if eval_only:
-        return say(f'{describe(evaluate(model, val_data, T, 0, place), meta)} over the whole split')
+        say(f'{describe(evaluate(model, val_data, T, 0, place), meta)} over the whole split')
+        return
 
     # the optimizer, and what goes through the model at once
     opt = make_optimizer(model)
@@ -744,8 +745,7 @@ def main():
 
         # evaluate and save
         last = finished(step, state)
-        due = last or step % eval_interval == 0
-        if due and not stop and step != state['evaluated']:         # not at step 0
+        if (last or step % eval_interval == 0) and not stop and step != state['evaluated']:     # not at step 0
             val_loss = evaluate(model, val_data, T, eval_tokens, place)
             check_finite(step, opt, val_loss)
             state['evaluated'] = step
