@@ -142,7 +142,7 @@ def find_checkpoint(path):
     if not path:
         newest = max(Path('out').glob('*/step_*'), key=os.path.getmtime, default=None)
         if newest is None:
-            raise UserError('there is no run in out/ yet: `python train.py` makes one in about 3 minutes')
+            raise UserError('there is no run in out/ yet: `python train.py` makes one in about 2 minutes')
         path = newest.parent
     path = Path(path)
     if checkpoints(path):

@@ -1594,21 +1594,30 @@ def plain_muon(p, m, lr):
     p.mul_(1 - lr * 0.1)
     p.sub_(lr * 0.2 * max(p.shape) ** 0.5 * x)
 
-def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others():
+@pytest.mark.parametrize('every, compiled', [
+    *itertools.product((1, 2, 3), [False]),
+    pytest.param(3, True, marks=needs_compiler),
+])
+def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compiled):
     ours, plain = two_models(n_kv_head=2, d_ff=48, bias=True)
-    optimizer = train.Optimizer(ours, 'muon', (0.9, 0.99), 1e-3, 0.1)
-    hidden, others = [], []
+    optimizer = train.Optimizer(ours, 'muon', (0.9, 0.99), 1e-3, 0.1, every)
+    if compiled:
+        optimizer.compile()
+    shapes, others = {}, []
     for name, p in plain.named_parameters():
-        group = hidden if 'layers' in name and p.dim() > 1 else others
-        group.append(p)
+        if 'layers' in name and p.dim() > 1:
+            shapes.setdefault(p.shape, []).append((p, torch.zeros_like(p)))
+        else:
+            others.append(p)
     adamw = torchs('adamw', others)
-    moments = [torch.zeros_like(p) for p in hidden]
-    for _ in range(5):
+    for step in range(1, 7):
         draw_gradients(ours, plain)
         optimizer.step(0.01)
         step_at(adamw, 0.01)
-        for p, m in zip(hidden, moments):
-            plain_muon(p, m, 0.01)
+        for matrices in shapes.values():
+            for i, (p, m) in enumerate(matrices):
+                turn = (step - i) % every == 0
+                plain_muon(p, m, 0.01 * every if turn else 0.0)
     near_weights(ours, plain, 1e-5)
 
 def test_the_schedule_warms_up_decays_as_a_cosine_and_stays():

@@ -1,7 +1,7 @@
 """
 Trains a GPT, on whatever device is there.
 
-    python train.py                                        # a small model of Python code, 3 minutes on 2 CPU cores
+    python train.py                                        # a small model of Python code, 2 minutes on 2 CPU cores
     python train.py config/train_tinystories.py            # an experiment; --key=value overrides any knob
     python train.py --dataset=my_text.txt                  # your own text: a file, a .jsonl, a folder
     python train.py out/python/config.py --init_from=resume
@@ -46,9 +46,9 @@ vocab_size = 4096       # of bpe and word
 out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... after it if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
                         # a run, a checkpoint, the folder of a Llama, Qwen3 or GPT-2, gpt2, or owner/model of the hub
-max_iters = 900         # optimizer steps
+max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
-eval_interval = 400     # steps between evaluations, each followed by a checkpoint
+eval_interval = 500     # steps between evaluations, each followed by a checkpoint
 eval_tokens = 32768     # validation tokens per evaluation; 0: all. at the end all of them are evaluated once
 eval_only = False       # evaluate all of the validation split and stop
 log_interval = 50       # steps between lines
@@ -68,6 +68,7 @@ weight_decay = 0.1      # of matrices; norms and biases have none
 beta1 = 0.9             # how the mean of gradients fades (muon has 0.95 for its matrices)
 beta2 = 0.99            # how the mean of their squares fades
 adam_eps = 1e-8
+muon_every = 4          # steps between those at which muon moves a matrix, so many times as far; 1: as published
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 # the machine
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
@@ -147,7 +148,7 @@ class Optimizer(torch.optim.Optimizer):
     which have no weight decay), and, for muon, the matrices of the blocks, shape by shape, which need no v. It is an
     optimizer of torch for its zero_grad and because GradScaler wants one, whose only parameter is p.
     """
-    def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+    def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, muon_every=1):
         params = dict(model.named_parameters())
         vectors = [name for name in params if params[name].dim() < 2]
         hidden = [name for name in params if rule == 'muon' and '.layers.' in name and name not in vectors]
@@ -174,9 +175,11 @@ class Optimizer(torch.optim.Optimizer):
             start = stop
 
         self.rule = adamw if rule == 'muon' else RULES[rule]
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.betas, self.eps, self.weight_decay, self.muon_every = betas, eps, weight_decay, muon_every
         self.dtype = model.compute_dtype
-        self.t, self.lr = torch.zeros(2, device=device)
+        self.t = 0              # steps
+        # tensors: a new number would be compiled again
+        self.lr, self.bias1, self.bias2 = torch.zeros(3, device=device)
         # without a compiler, in pieces that fit the cache of a CPU
         self.piece = 1 << 16 if device.type == 'cpu' else total
         self.p.grad = self.g
@@ -212,32 +215,36 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, lr):
         self.t += 1
-        self.lr.fill_(lr)       # a tensor: a new number would be compiled again
-        self.update()
+        beta1, beta2 = self.betas
+        self.lr.fill_(lr)
+        self.bias1.fill_(1 - beta1 ** self.t)
+        self.bias2.fill_(1 - beta2 ** self.t)
+        self.update(self.t % self.muon_every)
 
-    def update(self):
-        # 1 - beta^t, in a form that does not cancel; a beta of 0 has no logarithm
-        bias1, bias2 = [-torch.expm1(self.t * math.log(max(beta, 1e-30))) for beta in self.betas]
+    def update(self, turn):
         for part, decay in self.parts:
             pieces = [x[part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
             for p, g, m, v in zip(*pieces):
-                self.rule(p, g, self.lr, decay, m, v, *self.betas, self.eps, bias1, bias2)
+                self.rule(p, g, self.lr, decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
+        # matrices of a shape take turns. a turn of 4 takes 30% off a step of the default run and leaves its loss as it is
+        those = slice(turn, None, self.muon_every)
         for p, g, m in self.stacks:
-            self.muon(p, g, m)
+            m.lerp_(g, 0.05)
+            self.muon(p[those], g[those], m[those])
 
     def muon(self, p, g, m):
         """
-        Momentum as Nesterov has it, orthogonalized, and as large as AdamW's step usually is (arXiv:2502.16982, equation
-        4), so that both share a learning rate and a weight decay: p, g, m (n, a, b).
+        Down the momentum as Nesterov has it, orthogonalized, and as large as AdamW's step usually is (arXiv:2502.16982,
+        equation 4), so that both share a learning rate and a weight decay: p, g, m (n, a, b).
         """
-        m.lerp_(g, 0.05)
+        lr = self.lr * self.muon_every
         direction = orthogonalize(g.lerp(m, 0.95), self.dtype)
-        p.mul_(1 - self.lr * self.weight_decay)
-        p.sub_(self.lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
+        p.mul_(1 - lr * self.weight_decay)
+        p.sub_(lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
 
 def make_optimizer(model):
     """The one that the knobs ask for."""
-    return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay)
+    return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay, muon_every)
 
 # -----------------------------------------------------------------------------
 # schedule, batches, evaluation
@@ -513,7 +520,7 @@ def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
     """
     folder = run / f'step_{step:08d}'
     if not folder.exists():
-        state = dict(state, step=step, t=int(opt.t), scaler=scaler.state_dict(), optimizer=optimizer)
+        state = dict(state, step=step, t=opt.t, scaler=scaler.state_dict(), optimizer=optimizer)
         try:
             save_checkpoint(folder, model, tok_path, eot, state, opt.moments())
         except UserError as e:
@@ -559,14 +566,14 @@ def restore(folder, opt, state):
     views = opt.moments()
     for name, tensor in load_file(folder / 'training.safetensors').items():
         views[name].copy_(tensor)
-    opt.t.fill_(state['t'])
+    opt.t = state['t']
 
 # -----------------------------------------------------------------------------
 # what is checked before anything is done, and what is said
 
 def check_knobs():
     """Raises UserError."""
-    for name in ('max_iters', 'eval_interval', 'log_interval', 'keep_checkpoints'):
+    for name in ('max_iters', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
         if config[name] < 1:
             raise UserError(f'{name} = {config[name]}: give 1 or more')
     for name in ('max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'):

@@ -15,6 +15,7 @@ batch_size = 16
 max_iters = 300
 warmup_iters = 30
 optimizer = 'adamw'
+muon_every = 1              # so few steps are better without turns
 learning_rate = 5e-3
 beta2 = 0.95
 
