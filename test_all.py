@@ -1784,7 +1784,7 @@ def test_old_checkpoints_go_and_the_best_stays():
     # validation begins with noise, which evaluations read, and goes on as the text that is learned
     noise = ''.join(random.choices('bcdefghijklmnop', k=320))
     Path('a.txt').write_text('a' * 18000 + noise + 'a' * 1680)
-    knobs = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2'
+    knobs = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
     run = train_here('a', f'{knobs} --max_iters=12')
     assert min(run.val_losses) == run.val_losses[0] > run.full_loss
     assert run.kept == [3, 9, 12]
