@@ -226,7 +226,7 @@ class Optimizer(torch.optim.Optimizer):
             pieces = [x[part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
             for p, g, m, v in zip(*pieces):
                 self.rule(p, g, self.lr, decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
-        # matrices of a shape take turns. a turn of 4 takes 30% off a step of the default run and leaves its loss as it is
+        # matrices of a shape take turns: 4 turns make a step of the default run a quarter shorter, its loss no worse
         those = slice(turn, None, self.muon_every)
         for p, g, m in self.stacks:
             m.lerp_(g, 0.05)
