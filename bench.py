@@ -512,6 +512,7 @@ def bench_diagnose():
     model = load_model(folder, attention='naive')
     optimizer = train.make_optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
+    optimizer.muon_every = 1        # so that the matrices of all layers move, and can be compared
     _, _, data, _ = train.open_data(train.tokenizer)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)

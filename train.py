@@ -68,7 +68,7 @@ weight_decay = 0.1      # of matrices; norms and biases have none
 beta1 = 0.9             # how the mean of gradients fades (muon has 0.95 for its matrices)
 beta2 = 0.99            # how the mean of their squares fades
 adam_eps = 1e-8
-muon_every = 4          # steps between those at which muon moves a matrix, so many times as far; 1: as published
+muon_every = 4          # muon moves a matrix at every so many steps, so many times as far; 1: at each, as published
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 # the machine
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
@@ -227,10 +227,10 @@ class Optimizer(torch.optim.Optimizer):
             for p, g, m, v in zip(*pieces):
                 self.rule(p, g, self.lr, decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
         # matrices of a shape take turns: 4 turns make a step of the default run a quarter shorter, its loss no worse
-        those = slice(turn, None, self.muon_every)
+        moving = slice(turn, None, self.muon_every)
         for p, g, m in self.stacks:
             m.lerp_(g, 0.05)
-            self.muon(p[those], g[those], m[those])
+            self.muon(p[moving], g[moving], m[moving])
 
     def muon(self, p, g, m):
         """
