@@ -251,7 +251,7 @@ def bench_sample():
     """Tokens per second of generation, and the share of what reading the weights for each of them allows."""
     place, type_, compiled = machine()
     model = build(model_config(), place, type_).to(getattr(torch, type_)).eval()
-    step = sample.compile_step(model, place) if compiled else None
+    step = sample.fast_step(model, place, compiled, samples)
     generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8, top_k=200)
     list(generate())            # compiles
     rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))

@@ -702,6 +702,22 @@ def test_a_linear_layer_is_that_of_torch_for_few_rows_and_many(rows):
     close(layer(x), want)
     close(layer(x.bfloat16()), want.bfloat16(), rtol=0.03, atol=0.03)
 
+@pytest.mark.parametrize('dtype, vendor, packs', [
+    (torch.bfloat16, 'GenuineIntel', True),
+    (torch.float32, 'AuthenticAMD', True),
+    (torch.float32, 'GenuineIntel', False),
+])
+@torch.no_grad()
+def test_packed_matrices_give_the_same_logits(dtype, vendor, packs, monkeypatch):
+    monkeypatch.setattr('model.cpuinfo', lambda: vendor)
+    model = small_gpt(bias=True).to(dtype)
+    model.compute_dtype = dtype
+    idx = random_ids(3, 5)
+    want = model(idx)
+    model.pack()
+    assert (model.lm_head.packed is not None) == (packs and torch.backends.mkldnn.is_available())
+    close(model(idx), want, rtol=0.03 if dtype == torch.bfloat16 else 1e-4, atol=0.03)
+
 # -----------------------------------------------------------------------------
 # the whole model once more, number by number. numpy is only the box: it adds and multiplies by the methods of Value
 
@@ -1188,10 +1204,9 @@ def test_bfloat16_is_used_only_on_a_gpu_that_has_it(has_it, want, monkeypatch):
     ('vendor_id : GenuineIntel\nflags : avx512_bf16', False),
     ('vendor_id : AuthenticAMD\nflags : avx2', False),
 ])
-def test_bfloat16_is_used_only_on_a_cpu_where_it_is_fast(cpuinfo, want, tmp_path):
-    (tmp_path / 'cpuinfo').write_text(cpuinfo)
-    assert model_module.has_fast_bfloat16(tmp_path / 'cpuinfo') == want
-    assert not model_module.has_fast_bfloat16(tmp_path / 'missing')
+def test_bfloat16_is_used_only_on_a_cpu_where_it_is_fast(cpuinfo, want, monkeypatch):
+    monkeypatch.setattr('model.cpuinfo', lambda: cpuinfo)
+    assert model_module.choose_dtype('auto', 'cpu') == ('bfloat16' if want else 'float32')
 
 def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
     choose = model_module.choose_compile
@@ -2070,13 +2085,15 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn():
     assert max(ids[0]) < 10
 
 @needs_compiler
+@pytest.mark.parametrize('B', [1, 2])
 @torch.no_grad()
-def test_compiled_generation_is_the_plain_one():
-    model = small_gpt(n_layer=1)
-    prompt = random_ids(1, 3).tolist()
-    plain = list(sample.generate(model, prompt, 4, temperature=0))
-    step = sample.compile_step(model, 'cpu')
-    assert list(sample.generate(model, prompt, 4, temperature=0, step=step)) == plain
+def test_compiled_generation_is_the_plain_one(B):
+    model = small_gpt(n_layer=1, bias=True)
+    prompts = random_ids(B, 3).tolist()
+    plain = list(sample.generate(model, prompts, 4, temperature=0))
+    with torch._inductor.config.patch(freezing=False):          # and so it is again after the test
+        step = sample.fast_step(model, 'cpu', True, B)
+        assert list(sample.generate(model, prompts, 4, temperature=0, step=step)) == plain
 
 # -----------------------------------------------------------------------------
 # the command
