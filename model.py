@@ -465,7 +465,8 @@ PEAK_FLOPS = {
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
 DTYPES = 'float32', 'bfloat16', 'float16'
-COMPILE_FROM = 2e13     # on a CPU, runs of so many FLOPs: two cores take some 90 s for them, and 30 to compile
+# runs of so many FLOPs are compiled. two cores take some 90 s for them, and 30 to compile; for a GPU it is an estimate
+COMPILE_FROM = dict(cpu=2e13, cuda=1e15)
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
@@ -511,7 +512,7 @@ def has_fast_bfloat16():
     return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
 
 def choose_compile(compile, place, flops=0.0):
-    """'auto' -> whether to compile: on a GPU that Triton supports, and on a CPU for something of so many FLOPs."""
+    """'auto' -> whether to compile something of so many FLOPs: not on a GPU that Triton does not support."""
     if compile not in (True, False, 'auto'):
         raise UserError(f'compile = {compile!r}: give True, False or auto')
     if 'cuda' in place:
@@ -519,7 +520,7 @@ def choose_compile(compile, place, flops=0.0):
     else:
         possible = place == 'cpu' and any(map(shutil.which, ('g++', 'clang++', 'cl')))
     if compile == 'auto':
-        return possible and (place != 'cpu' or flops >= COMPILE_FROM)
+        return possible and flops >= COMPILE_FROM[place.split(':')[0]]
     if compile and not possible:
         raise UserError('compiling needs a C++ compiler on a CPU, and Triton on a GPU: install it, or use '
                         '--compile=False')

@@ -1212,9 +1212,10 @@ def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
     choose = model_module.choose_compile
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (9, 0))
     monkeypatch.setattr('model.find_spec', lambda name: name)
-    assert choose('auto', 'cuda:0')
+    assert choose('auto', 'cuda:0', flops=1e18)
+    assert not choose('auto', 'cuda:0', flops=1e13)
     monkeypatch.setattr('model.find_spec', lambda name: None)
-    assert not choose('auto', 'cuda:0')
+    assert not choose('auto', 'cuda:0', flops=1e18)
 
     monkeypatch.setattr('shutil.which', lambda name: name)
     assert choose('auto', 'cpu', flops=1e16)
@@ -1881,7 +1882,7 @@ def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     train_here('b', f'{knobs} --max_iters=4 --dtype=float32')
     # as on another machine
     monkeypatch.setattr('model.choose_dtype', lambda dtype, place: dtype.replace('auto', 'bfloat16'))
-    monkeypatch.setattr('model.COMPILE_FROM', 0.0)
+    monkeypatch.setitem(model_module.COMPILE_FROM, 'cpu', 0.0)
     resumed = train_here('b', f'{knobs} --max_iters=8 --init_from=resume')
     assert resumed.bits == straight.bits
 
