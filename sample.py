@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -117,8 +118,8 @@ def read_texts(model, texts, kv, place):
 
 def fast_step(model, place, compiled, rows):
     """
-    The model for a token of each of `rows` texts at a time: compiled, on a GPU with its launches recorded and played
-    back as one, or with its matrices packed.
+    The model for one token more of each of `rows` texts: compiled, on a GPU with its launches recorded and played back
+    as one, or as it is, with its matrices packed.
     """
     if not compiled:
         model.pack()
@@ -126,9 +127,9 @@ def fast_step(model, place, compiled, rows):
     if 'cuda' in place:
         return torch.compile(model, dynamic=False, mode='reduce-overhead')
     from torch._inductor import config as inductor
-    # for several texts the compiler packs the matrices: 4 of them take 0.7 of the time
+    # the compiler packs the matrices, too: a token of 4 texts takes 0.7 of the time. the options below come too late
     inductor.freezing = rows > 1
-    # what a matrix is multiplied by is written down, not computed again for each of its rows: 0.7 of the time
+    # what matrices are multiplied by is written down, not computed again for each of their rows: 0.7 of the time
     written = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
     return torch.compile(model, dynamic=False, options=written)
 
@@ -234,6 +235,8 @@ def main():
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,
                   temperature=temperature, top_k=top_k, top_p=top_p)
+    if compiled:
+        list(islice(run(), 2))          # the first steps, which compile: the speed is that of the others
     show = print_table if table else print_texts
     show(run, tok, prompt, stop)
 
