@@ -252,7 +252,7 @@ def bench_sample():
     place, type_, compiled = machine()
     model = build(model_config(), place, type_).to(getattr(torch, type_)).eval()
     step = sample.fast_step(model, place, compiled, samples)
-    generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8, top_k=200)
+    generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8)
     list(generate())            # compiles
     rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')

@@ -61,9 +61,11 @@ batch_size = 8          # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences that one device takes at once; 0: 16,384 tokens, on a GPU 32,768 or what fits
 optimizer = 'muon'      # muon (for the matrices of the blocks; the others: adamw), or one of RULES: adamw, sgd, ...
 learning_rate = 6e-3    # the highest, after warmup_iters
+adamw_scale = 4.0       # with muon: times learning_rate is the rate of what adamw moves, embedding, head and norms
 min_lr = 0.0            # the lowest, from lr_decay_iters on
 warmup_iters = 100      # steps from 0 to learning_rate
-lr_decay_iters = 0      # step at which the cosine reaches min_lr; 0: max_iters
+lr_decay = 'linear'     # how it falls between them: linear, or cosine
+lr_decay_iters = 0      # step at which it reaches min_lr; 0: max_iters
 weight_decay = 0.1      # of matrices; norms and biases have none
 beta1 = 0.9             # how the mean of gradients fades (muon has 0.95 for its matrices)
 beta2 = 0.99            # how the mean of their squares fades
@@ -148,7 +150,8 @@ class Optimizer(torch.optim.Optimizer):
     which have no weight decay), and, for muon, the matrices of the blocks, shape by shape, which need no v. It is an
     optimizer of torch for its zero_grad and because GradScaler wants one, whose only parameter is p.
     """
-    def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, muon_every=1):
+    def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, muon_every=1,
+                 adamw_scale=1.0):
         params = dict(model.named_parameters())
         vectors = [name for name in params if params[name].dim() < 2]
         hidden = [name for name in params if rule == 'muon' and '.layers.' in name and name not in vectors]
@@ -175,7 +178,9 @@ class Optimizer(torch.optim.Optimizer):
             start = stop
 
         self.rule = adamw if rule == 'muon' else RULES[rule]
-        self.betas, self.eps, self.weight_decay, self.muon_every = betas, eps, weight_decay, muon_every
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self.muon_every = muon_every
+        self.adamw_scale = adamw_scale if rule == 'muon' else 1.0
         self.dtype = model.compute_dtype
         self.t = 0              # steps
         # tensors: a new number would be compiled again
@@ -222,10 +227,11 @@ class Optimizer(torch.optim.Optimizer):
         self.update(self.t % self.muon_every)
 
     def update(self, turn):
+        lr = self.lr * self.adamw_scale
         for part, decay in self.parts:
             pieces = [x[part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
             for p, g, m, v in zip(*pieces):
-                self.rule(p, g, self.lr, decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
+                self.rule(p, g, lr, decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
         # matrices of a shape take turns: 4 turns make a step of the default run a quarter shorter, its loss no worse
         moving = slice(turn, None, self.muon_every)
         for p, g, m in self.stacks:
@@ -235,7 +241,7 @@ class Optimizer(torch.optim.Optimizer):
     def muon(self, p, g, m):
         """
         Down the momentum as Nesterov has it, orthogonalized, and as large as AdamW's step usually is (arXiv:2502.16982,
-        equation 4), so that both share a learning rate and a weight decay: p, g, m (n, a, b).
+        equation 4), so that both can share a learning rate and a weight decay: p, g, m (n, a, b).
         """
         lr = self.lr * self.muon_every
         direction = orthogonalize(g.lerp(m, 0.95), self.dtype)
@@ -244,18 +250,24 @@ class Optimizer(torch.optim.Optimizer):
 
 def make_optimizer(model):
     """The one that the knobs ask for."""
-    return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay, muon_every)
+    return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay, muon_every, adamw_scale)
 
 # -----------------------------------------------------------------------------
 # schedule, batches, evaluation
 
-def get_lr(it, max_lr, min_lr, warmup, cycle):
-    """The learning rate of step it: up from 0 in a line for `warmup` steps, a cosine down to min_lr at `cycle`."""
+def get_lr(it, max_lr, min_lr, warmup, cycle, decay='linear'):
+    """
+    The learning rate of step it: up from 0 in a line for `warmup` steps, then down to min_lr at `cycle`, in a line
+    (arXiv:2502.15938) or as half a cosine.
+    """
     if it < warmup:
         return max_lr * it / warmup
     if it >= cycle:
         return min_lr
-    return min_lr + 0.5 * (max_lr - min_lr) * (1 + math.cos(math.pi * (it - warmup) / (cycle - warmup)))
+    left = (cycle - it) / (cycle - warmup)
+    if decay == 'cosine':
+        left = 0.5 * (1 - math.cos(math.pi * left))
+    return min_lr + left * (max_lr - min_lr)
 
 def schedule_step(step, seconds, first):
     """
@@ -581,6 +593,8 @@ def check_knobs():
             raise UserError(f'{name} = {config[name]}: give 0 or more')
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
+    if lr_decay not in ('linear', 'cosine'):
+        raise UserError(f'lr_decay = {lr_decay!r}: give linear or cosine')
     model_config()
 
 def model_config(knobs=config, **others):
@@ -783,7 +797,7 @@ def main():
         scaler.unscale_(opt)
         grad_norm = opt.clip(grad_clip)
         it = schedule_step(step, state['seconds'], state['first_step'])
-        lr = get_lr(it, learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters)
+        lr = get_lr(it, learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters, lr_decay)
         scaler.step(opt, lr)
         scaler.update()
         state['sequences'] += batch_size

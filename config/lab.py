@@ -16,7 +16,9 @@ max_iters = 300
 warmup_iters = 30
 optimizer = 'adamw'
 muon_every = 1              # so few steps are better without turns
+adamw_scale = 1.0           # one rate for all
 learning_rate = 5e-3
+lr_decay = 'cosine'
 beta2 = 0.95
 
 eval_interval = 1_000_000   # at the end only
