@@ -1719,7 +1719,7 @@ def test_a_run_leaves_what_was_promised():
     assert sorted(os.listdir('out')) == ['corpus', 'corpus-2']
 
 def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
-    knobs = '--max_iters=8 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias=True'
+    knobs = '--max_iters=8 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias=True --lr_decay=cosine'
     run = train_here('a', knobs)
     folder = Path('data/corpus-byte')
     data = prepare.Shards(folder, 'train', prepare.read_meta(folder))
@@ -2819,6 +2819,7 @@ train.py --dtype=int8 | dtype
 train.py --n_head=3 --n_embd=128 | n_head
 train.py --norm=batch | norm
 train.py --optimizer=adamx | adamw
+train.py --lr_decay=step | linear
 train.py --batch_size=6 --micro_batch_size=4 | take 3
 train.py --grad_clip=-1 | 0 or more
 sample.py | python train.py
