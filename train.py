@@ -64,7 +64,7 @@ learning_rate = 6e-3    # the highest, after warmup_iters
 adamw_scale = 4.0       # with muon: times learning_rate is the rate of what adamw moves, embedding, head and norms
 min_lr = 0.0            # the lowest, from lr_decay_iters on
 warmup_iters = 100      # steps from 0 to learning_rate
-lr_decay = 'linear'     # how it falls between them: linear, or cosine
+lr_decay = 'linear'     # how it falls from learning_rate to min_lr: linear, or cosine
 lr_decay_iters = 0      # step at which it reaches min_lr; 0: max_iters
 weight_decay = 0.1      # of matrices; norms and biases have none
 beta1 = 0.9             # how the mean of gradients fades (muon has 0.95 for its matrices)
@@ -255,7 +255,7 @@ def make_optimizer(model):
 # -----------------------------------------------------------------------------
 # schedule, batches, evaluation
 
-def get_lr(it, max_lr, min_lr, warmup, cycle, decay='linear'):
+def get_lr(it, max_lr, min_lr, warmup, cycle, decay):
     """
     The learning rate of step it: up from 0 in a line for `warmup` steps, then down to min_lr at `cycle`, in a line
     (arXiv:2502.15938) or as half a cosine.
