@@ -77,12 +77,12 @@ HERE = Path(__file__).parent
 # -----------------------------------------------------------------------------
 # what the commands share; c is a GPTConfig, place a device, type_ the name of a dtype
 
-def machine(flops=math.inf):
+def machine(flops=math.inf, generates=False):
     """-> device, dtype, and whether to compile for so many FLOPs"""
     train.check_knobs()
     place = choose_device(train.device, train.LOCAL_RANK)
-    type_ = choose_dtype(train.dtype, place)
     compiled = choose_compile(train.compile, place, flops)
+    type_ = choose_dtype(train.dtype, place, packed=generates and not compiled)
     set_up(place)
     print(f'machine | {place} ({device_name(place)}), {type_}, compile {compiled}')
     return place, type_, compiled
@@ -249,15 +249,15 @@ def bench_ladder():
 
 def bench_sample():
     """Tokens per second of generation, and the share of what reading the weights for each of them allows."""
-    place, type_, compiled = machine()
-    model = build(model_config(), place, type_).to(getattr(torch, type_)).eval()
-    step = sample.fast_step(model, place, compiled, samples)
+    place, type_, compiled = machine(generates=True)
+    model = build(model_config(), place)
+    step = sample.fast_step(model, place, type_, compiled, samples)
     generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8)
     list(generate())            # compiles
     rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
-    weights = model.flops_per_token(0) // 6 * model.lm_head.weight.itemsize
+    weights = model.flops_per_token(0) // 6 * getattr(torch, type_).itemsize
     x = torch.ones(100_000_000, device=place)
     limit = x.nbytes / min(seconds_of(x.sum, place) for _ in range(10))
     print(f'memory  | {weights / 1e6:.0f} MB of weights read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')

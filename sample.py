@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from configurator import UserError, configure, launch, read_json
-from model import KVCache, checkpoints, choose_compile, choose_device, choose_dtype, load_model, newest_whole, set_up
+from model import (KVCache, can_pack, checkpoints, choose_compile, choose_device, choose_dtype, load_model,
+                   newest_whole, set_up)
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -34,7 +35,8 @@ top_p = 1.0             # only the likeliest tokens that together have this prob
 table = False           # instead: texts at several temperatures, and how many begin differently
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations and matmuls
+dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; not compiled on x86,
+                        # float16 is that of the matrices alone
 compile = False         # faster tokens, after half a minute of compiling: for long texts
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # so that standard output is the text alone
@@ -116,13 +118,17 @@ def read_texts(model, texts, kv, place):
     kv.lengths.zero_()          # empties it: a prompt of one token would continue it
     return model(idx, cache=kv, lengths=lengths)[:, 0]
 
-def fast_step(model, place, compiled, rows):
+def fast_step(model, place, type_, compiled, rows):
     """
-    The model for one token more of each of `rows` texts: compiled, on a GPU with its launches recorded and played back
-    as one, or as it is, with its matrices packed.
+    Moves the model to `place` and into its type. -> the model for one token more of each of `rows` texts: compiled, on
+    a GPU with its launches recorded and played back as one, or as it is, on a CPU in float16 with packed matrices.
     """
-    if not compiled:
+    packed = type_ == 'float16' and not compiled and can_pack(place)
+    model.compute_dtype = torch.float32 if packed else getattr(torch, type_)
+    model.to(place, model.compute_dtype).eval()
+    if packed:
         model.pack()
+    if not compiled:
         return model
     if 'cuda' in place:
         return torch.compile(model, dynamic=False, mode='reduce-overhead')
@@ -220,18 +226,17 @@ def main():
     check_knobs()
     folder = find_checkpoint(out_dir)
     place = choose_device(device)
-    type_ = choose_dtype(dtype, place)
+    compiled = choose_compile(compile, place)
+    type_ = choose_dtype(dtype, place, packed=not compiled)
     set_up(place)
-    model = load_model(folder).to(place, getattr(torch, type_)).eval()
-    model.compute_dtype = getattr(torch, type_)
+    model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
     stop = find_stop(folder, tok)
     prompt = read_prompt(start)
     ids = tok.encode(prompt) or [stop or 0]         # a model needs a token to begin with
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
-    compiled = choose_compile(compile, place)
-    step = fast_step(model, place, compiled, num_samples)
+    step = fast_step(model, place, type_, compiled, num_samples)
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,
                   temperature=temperature, top_k=top_k, top_p=top_p)

@@ -702,26 +702,24 @@ def test_a_linear_layer_is_that_of_torch_for_few_rows_and_many(rows):
     close(layer(x), want)
     close(layer(x.bfloat16()), want.bfloat16(), rtol=0.03, atol=0.03)
 
-@pytest.mark.parametrize('dtype, cpu, packs', [
-    (torch.bfloat16, 'GenuineIntel amx_bf16', True),
-    (torch.bfloat16, 'AuthenticAMD avx2', False),
-    (torch.float32, 'AuthenticAMD avx2', True),
-    (torch.float32, 'GenuineIntel amx_bf16', False),
-    (torch.float16, 'AuthenticAMD avx512_bf16', False),
-])
+@pytest.mark.skipif(not model_module.can_pack('cpu'), reason='needs FBGEMM')
+@pytest.mark.parametrize('knobs', [dict(bias=True), dict(tie_weights=False)])
 @torch.no_grad()
-def test_packed_matrices_give_the_same_logits(dtype, cpu, packs, monkeypatch):
-    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        pytest.skip('needs a CPU for which oneDNN has bfloat16')
-    monkeypatch.setattr('model.cpuinfo', lambda: cpu)
-    model = small_gpt(bias=True).to(dtype)
-    model.compute_dtype = dtype
+def test_packed_matrices_give_the_same_logits(knobs):
+    model = small_gpt(**knobs)
     idx = random_ids(3, 5)
     want = model(idx)
-    model.pack()
-    assert (model.lm_head.packed is not None) == packs
-    tolerance = 1e-4 if dtype == torch.float32 else 0.03
-    close(model(idx), want, rtol=tolerance, atol=tolerance)
+    assert sample.fast_step(model, 'cpu', 'float16', False, rows=3) is model
+    logits = model(idx)
+    assert not torch.equal(logits, want)
+    close(logits, want, rtol=5e-3, atol=5e-3)
+
+@pytest.mark.parametrize('dtype, compiled', [('float32', False), ('float16', True), ('bfloat16', False)])
+def test_only_a_model_in_float16_that_is_not_compiled_is_packed(dtype, compiled):
+    model = small_gpt()
+    sample.fast_step(model, 'cpu', dtype, compiled, rows=1)
+    assert model.lm_head.packed is None
+    assert model.compute_dtype == model.lm_head.weight.dtype == getattr(torch, dtype)
 
 # -----------------------------------------------------------------------------
 # the whole model once more, number by number. numpy is only the box: it adds and multiplies by the methods of Value
@@ -1209,9 +1207,18 @@ def test_bfloat16_is_used_only_on_a_gpu_that_has_it(has_it, want, monkeypatch):
     ('vendor_id : GenuineIntel\nflags : avx512_bf16', False),
     ('vendor_id : AuthenticAMD\nflags : avx2', False),
 ])
-def test_bfloat16_is_used_only_on_a_cpu_where_it_is_fast(cpuinfo, want, monkeypatch):
-    monkeypatch.setattr('model.cpuinfo', lambda: cpuinfo)
-    assert model_module.choose_dtype('auto', 'cpu') == ('bfloat16' if want else 'float32')
+def test_bfloat16_is_used_only_on_a_cpu_where_it_is_fast(cpuinfo, want, tmp_path):
+    (tmp_path / 'cpuinfo').write_text(cpuinfo)
+    assert model_module.has_fast_bfloat16(tmp_path / 'cpuinfo') == want
+    assert not model_module.has_fast_bfloat16(tmp_path / 'missing')
+
+def test_generation_that_is_not_compiled_packs_where_it_can(monkeypatch):
+    monkeypatch.setattr('model.has_fast_bfloat16', lambda: True)
+    for can, want in (True, 'float16'), (False, 'bfloat16'):
+        monkeypatch.setattr('model.can_pack', lambda place: can)
+        assert model_module.choose_dtype('auto', 'cpu', packed=True) == want
+        assert model_module.choose_dtype('auto', 'cpu') == 'bfloat16'
+        assert model_module.choose_dtype('float32', 'cpu', packed=True) == 'float32'
 
 def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
     choose = model_module.choose_compile
@@ -2102,7 +2109,7 @@ def test_compiled_generation_is_the_plain_one(B):
     prompts = random_ids(B, 3).tolist()
     plain = list(sample.generate(model, prompts, 4, temperature=0))
     with torch._inductor.config.patch(freezing=False):          # and so it is again after the test
-        step = sample.fast_step(model, 'cpu', True, B)
+        step = sample.fast_step(model, 'cpu', 'float32', True, B)
         assert list(sample.generate(model, prompts, 4, temperature=0, step=step)) == plain
 
 # -----------------------------------------------------------------------------
