@@ -463,8 +463,8 @@ PEAK_FLOPS = {
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
 DTYPES = 'float32', 'bfloat16', 'float16'
-# runs of so many FLOPs are compiled. two cores take some 90 s for them, and 30 to compile; for a GPU it is an estimate
-COMPILE_FROM = dict(cpu=2e13, cuda=1e15)
+# runs of so many FLOPs are compiled: two cores take 140 s for them, or 30 to compile and 100. on a GPU an estimate
+COMPILE_FROM = dict(cpu=3e13, cuda=1e15)
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""

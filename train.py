@@ -46,9 +46,9 @@ vocab_size = 4096       # of bpe and word
 out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... after it if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
                         # a run, a checkpoint, the folder of a Llama, Qwen3 or GPT-2, gpt2, or owner/model of the hub
-max_iters = 1000        # optimizer steps
+max_iters = 600         # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
-eval_interval = 500     # steps between evaluations, each followed by a checkpoint
+eval_interval = 300     # steps between evaluations, each followed by a checkpoint
 eval_tokens = 32768     # validation tokens per evaluation; 0: all. at the end all of them are evaluated once
 eval_only = False       # evaluate all of the validation split and stop
 log_interval = 50       # steps between lines
@@ -57,13 +57,13 @@ sample_tokens = 64      # length of the text shown at each evaluation; 0: none
 sample_start = ''       # what shown text begins with; '': the data set's own, or a new document
 seed = 1                # of the weights, the order of the data and dropout
 # the optimizer
-batch_size = 8          # sequences per optimizer step, over all devices
+batch_size = 16         # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences that one device takes at once; 0: 16,384 tokens, on a GPU 32,768 or what fits
 optimizer = 'muon'      # muon (for the matrices of the blocks; the others: adamw), or one of RULES: adamw, sgd, ...
 learning_rate = 6e-3    # the highest, after warmup_iters
 adamw_scale = 4.0       # with muon: times learning_rate is the rate of what adamw moves, embedding, head and norms
 min_lr = 0.0            # the lowest, from lr_decay_iters on
-warmup_iters = 100      # steps from 0 to learning_rate
+warmup_iters = 60       # steps from 0 to learning_rate
 lr_decay = 'linear'     # how it falls from learning_rate to min_lr: linear, or cosine
 lr_decay_iters = 0      # step at which it reaches min_lr; 0: max_iters
 weight_decay = 0.1      # of matrices; norms and biases have none
@@ -232,7 +232,8 @@ class Optimizer(torch.optim.Optimizer):
             pieces = [x[part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
             for p, g, m, v in zip(*pieces):
                 self.rule(p, g, lr, decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
-        # matrices of a shape take turns: 4 turns make a step of the default run a quarter shorter, its loss no worse
+        # matrices of a shape take turns: with 4 a step of the default run is an eighth shorter, and what that leaves time
+        # for is worth more than it costs, 0.015 bits per byte
         moving = slice(turn, None, self.muon_every)
         for p, g, m in self.stacks:
             m.lerp_(g, 0.05)

@@ -1,6 +1,6 @@
 # Goes on from GPT-2's released weights (downloaded once), on Shakespeare or --dataset=<your text>. Architecture and
 # tokenizer are those of init_from, which can also be a checkpoint of yours or any Hugging Face Llama or GPT-2 folder:
-#   python train.py config/finetune.py --init_from=out/python/step_00001000 --dataset=my_code/
+#   python train.py config/finetune.py --init_from=out/python/step_00000600 --dataset=my_code/
 # The result has not been measured here.
 dataset = 'shakespeare'
 init_from = 'gpt2'
