@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 
 from configurator import UserError, configure, launch, read_json
-from model import (KVCache, can_pack, checkpoints, choose_compile, choose_device, choose_dtype, load_model,
-                   newest_whole, set_up)
+from model import (KVCache, can_pack, choose_compile, choose_device, choose_dtype, find_folder, load_model, set_up,
+                   write_gguf)
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
-out_dir = ''            # a run, a checkpoint, or a Hugging Face folder; '': the newest run in out/
+out_dir = ''            # a run, a checkpoint, a Hugging Face folder, owner/model of the hub; '': the newest run in out/
 start = ''              # the prompt, or FILE:path; '': the end-of-text token, so that a new document begins
 num_samples = 4         # texts, generated as one batch
 max_new_tokens = 256    # tokens per text; a text that ends by itself is shorter
@@ -38,6 +38,7 @@ device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; not compiled on x86,
                         # float16 is that of the matrices alone
 compile = False         # faster tokens, after half a minute of compiling: for long texts
+gguf = ''               # instead: the file to which the model is written for llama.cpp and Ollama, say model.gguf
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # so that standard output is the text alone
 
@@ -155,15 +156,13 @@ def peek(model, tok, start, num_samples, max_new_tokens, seed):
 # -----------------------------------------------------------------------------
 
 def find_checkpoint(path):
-    """A run's newest checkpoint, a checkpoint itself, or a Hugging Face folder; '' is the newest run in out/."""
+    """What find_folder finds, and for '' the newest checkpoint of the newest run in out/."""
     if not path:
         newest = max(Path('out').glob('*/step_*'), key=os.path.getmtime, default=None)
         if newest is None:
             raise UserError('there is no run in out/ yet: `python train.py` makes one in about 2 minutes')
         path = newest.parent
-    path = Path(path)
-    if checkpoints(path):
-        return newest_whole(path, say)
+    path = find_folder(path, say)
     if not (path / 'config.json').exists():
         raise UserError(f'there is no checkpoint in {path}: give the folder of a run, of a checkpoint, or of a '
                         f'Hugging Face model; `ls out` shows the runs')
@@ -231,6 +230,10 @@ def main():
     set_up(place)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
+    if gguf:
+        write_gguf(gguf, model, tok, choose_dtype(dtype.replace('auto', 'float16'), place))
+        print(f'wrote {gguf}: {model.num_params():,} parameters')
+        return
     stop = find_stop(folder, tok)
     prompt = read_prompt(start)
     ids = tok.encode(prompt) or [stop or 0]         # a model needs a token to begin with

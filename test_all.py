@@ -1007,6 +1007,99 @@ def test_gpt2_loads_as_the_hub_has_it():
     change(Path('theirs/config.json'), '"tie_word_embeddings"', '"unknown"')
     close(load_model('theirs')(idx), theirs(idx).logits)
 
+# our names by those of llama.cpp
+OF_GGUF = {
+    'token_embd': 'model.embed_tokens', 'position_embd': 'model.embed_positions', 'output_norm': 'model.norm',
+    'output': 'lm_head', 'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm',
+    'attn_q': 'self_attn.q_proj', 'attn_k': 'self_attn.k_proj', 'attn_v': 'self_attn.v_proj',
+    'attn_qkv': 'self_attn.qkv_proj', 'attn_output': 'self_attn.o_proj', 'attn_q_norm': 'self_attn.q_norm',
+    'attn_k_norm': 'self_attn.k_norm', 'ffn_gate': 'mlp.gate_proj', 'ffn_up': 'mlp.up_proj',
+    'ffn_down': 'mlp.down_proj',
+}
+
+def weights_of_gguf(reader, kind, n_head, n_kv_head):
+    """The state_dict in a GGUF file, without a tied head."""
+    weights = {}
+    for tensor in reader.tensors:
+        *block, part, end = tensor.name.split('.')
+        name = '.'.join([*(['model.layers', block[1]] if block else []), OF_GGUF[part], end])
+        x = torch.tensor(tensor.data)
+        if kind == 'llama' and part in ('attn_q', 'attn_k'):
+            rows = x.unflatten(0, (n_head if part == 'attn_q' else n_kv_head, -1))
+            x = torch.cat((rows[:, 0::2], rows[:, 1::2]), 1).flatten(0, 1)
+        if part == 'attn_qkv':
+            weights.update(zip((name.replace('qkv', letter) for letter in 'qkv'), x.chunk(3)))
+        else:
+            weights[name] = x
+    return weights
+
+@pytest.fixture
+def small_bpe():
+    Path('text.txt').write_text('it was a cat, it was a hat, and that was that. ' * 9)
+    vocab, merges = tokenizer_module.train_bpe('text.txt', 280, [END_OF_TEXT])
+    return Tokenizer(vocab, merges, [END_OF_TEXT])
+
+@pytest.mark.parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'gpt2'])
+def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
+    import gguf
+    model = small_gpt(name, vocab_size=1100)
+    model_module.write_gguf('m.gguf', model, small_bpe, 'float32')
+    assert not Path('m.gguf.partial').exists()
+    reader = gguf.GGUFReader('m.gguf')
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+
+    c, kind = model.config, name.split()[0]
+    assert fields['general.architecture'] == kind
+    shape = dict(vocab_size=1100, context_length=16, block_count=2, embedding_length=32, feed_forward_length=c.d_ff)
+    shape |= {'attention.head_count': 4, 'attention.head_count_kv': c.n_kv_head}
+    if kind == 'gpt2':
+        shape |= {'attention.layer_norm_epsilon': c.norm_eps}
+    else:
+        shape |= {'attention.layer_norm_rms_epsilon': c.norm_eps, 'rope.freq_base': c.rope_theta,
+                  'rope.dimension_count': 8, 'attention.key_length': 8, 'attention.value_length': 8}
+    for key, want in shape.items():
+        assert fields[f'{kind}.{key}'] == pytest.approx(want), key
+    weights = weights_of_gguf(reader, kind, 4, c.n_kv_head)
+    want = model.state_dict()
+    if c.tie_weights:
+        del want['lm_head.weight']
+    assert weights.keys() == want.keys()
+    for key, x in want.items():
+        assert torch.equal(weights[key], x[:1100]), key
+
+    assert fields['tokenizer.ggml.model'] == 'gpt2'
+    assert fields['tokenizer.ggml.pre'] == 'gpt-2'
+    assert fields['tokenizer.ggml.merges'] == [' '.join(pair) for pair in small_bpe.as_json()[1]['merges']]
+    tokens, types = fields['tokenizer.ggml.tokens'], fields['tokenizer.ggml.token_type']
+    assert len(set(tokens)) == len(types) == 1100
+    assert tokens[small_bpe.id_of[b' was']] == 'Ġwas'
+    eot = small_bpe.eot
+    assert fields['tokenizer.ggml.bos_token_id'] == fields['tokenizer.ggml.eos_token_id'] == eot
+    assert tokens[eot] == END_OF_TEXT
+    assert types == [1] * eot + [3] + [5] * (1099 - eot)        # normal, control, unused
+    assert not fields['tokenizer.ggml.add_bos_token']
+
+@pytest.mark.parametrize('type_, number', [('float16', 1), ('bfloat16', 30)])
+def test_a_gguf_file_has_matrices_in_the_type_that_is_asked_for(type_, number, small_bpe):
+    import gguf
+    model = small_gpt(vocab_size=300)
+    model_module.write_gguf('m.gguf', model, small_bpe, type_)
+    for tensor in gguf.GGUFReader('m.gguf').tensors:
+        assert tensor.tensor_type == (number if len(tensor.shape) > 1 else 0)
+        if tensor.name == 'token_embd.weight':
+            x = torch.tensor(tensor.data).view(getattr(torch, type_))
+            assert torch.equal(x, model.lm_head.weight.to(x.dtype))
+
+def test_what_gguf_has_no_form_for_is_refused(small_bpe):
+    with user_error('no form'):
+        model_module.write_gguf('m.gguf', small_gpt('no norm', vocab_size=300), small_bpe, 'float32')
+    for tok in ByteTokenizer(), CharTokenizer(['a']):
+        with user_error('no form'):
+            model_module.write_gguf('m.gguf', small_gpt(vocab_size=300), tok, 'float32')
+    with user_error('ends with .gguf'):
+        model_module.write_gguf('folder', small_gpt(vocab_size=300), small_bpe, 'float32')
+    assert not Path('m.gguf').exists()
+
 # a file of a Llama | what is in it | what it is made
 MISFITS = '''
 config.json | "llama" | "mamba"
@@ -1036,6 +1129,7 @@ def test_a_folder_that_does_not_fit_is_one_error(case):
 def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
     older = save(small_gpt(), 'run/step_08')
     newer = save(small_gpt(), 'run/step_10')
+    (newer / 'README.md').unlink()          # which its owner may change
     for path in sorted(newer.iterdir()):
         whole = path.read_bytes()
         changed = whole[:9] + b'?' + whole[10:]
@@ -1127,12 +1221,16 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         names = ['config.json', 'model.safetensors', 'pytorch_model.bin']
         name = self.path.split('/')[-1]
-        answer = name
+        texts = {n: n for n in names}
+        texts['config.json'] = json.dumps(dict(model_type='llama' if 'tiny' in self.path else 'mistral'))
+        answer = texts.get(name, name)
         if '/tree/' in self.path:
-            answer = json.dumps([dict(type='file', path=n, oid=n, size=len(n)) for n in names])
+            answer = json.dumps([dict(type='file', path=n, oid=n, size=len(texts[n])) for n in names])
         elif '/revision/' in self.path:
             answer = json.dumps(dict(id='me/tiny', sha='c' * 40, siblings=[dict(rfilename=n) for n in names]))
-        known = '/me/tiny/' in self.path or '/datasets/roneneldan/TinyStories/' in self.path
+        if name == 'model.safetensors' and 'other' in self.path:
+            print('weights that are not needed')
+        known = '/me/' in self.path and 'none' not in self.path or '/datasets/roneneldan/TinyStories/' in self.path
         self.send_response(200 if known else 404)
         self.send_header('Content-Length', len(answer))
         self.send_header('ETag', name)
@@ -1158,7 +1256,7 @@ fetch([DOWNLOADS / name], DATASETS['tinystories'])
 print((DOWNLOADS / name).read_text())
 folder = find_folder('me/tiny')
 print(sorted(p.name for p in folder.iterdir()), (folder / 'config.json').read_text())
-for name in ('me/none', 'gpt2', 'nothing'):
+for name in ('me/none', 'gpt2', 'nothing', 'me/other'):
     try:
         find_folder(name)
     except UserError as e:
@@ -1172,8 +1270,8 @@ def test_what_the_hub_has_is_downloaded_once_and_a_wrong_name_is_one_error():
     done = launch('-c', HUB, HERE, HF_HOME=Path.cwd())
     stories, model, *errors, again = done.stdout.splitlines()
     assert stories == 'TinyStoriesV2-GPT4-valid.txt'
-    assert model == "['config.json', 'model.safetensors'] config.json"
-    for name, error in zip(('me/none', 'gpt2', 'nothing'), errors, strict=True):
+    assert model == """['config.json', 'model.safetensors'] {"model_type": "llama"}"""
+    for name, error in zip(('me/none', 'gpt2', 'nothing', 'mistral'), errors, strict=True):
         assert name in error
     assert again == 'True'
 
@@ -1718,6 +1816,9 @@ def test_a_run_leaves_what_was_promised():
     for step, loss in zip(run.kept, run.val_losses[1:]):
         state = configurator.read_json(f'a/step_{step:08d}/training.json')
         assert state['best'] == [step, loss]
+    card = Path('a/step_00000012/README.md').read_text()
+    for text in 'corpus', '96 sequences in 12 steps', f'{run.val_losses[-1]:.4f}', '--out_dir=a', 'license:':
+        assert text in card
 
     again = train_here('b', 'a/config.py --out_dir=b')      # its knobs give it once more
     assert again.bits == run.bits

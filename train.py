@@ -16,6 +16,7 @@ and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, confi
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -526,7 +527,28 @@ def draw_curves(run):
     except OSError as e:
         print(f'no {run}/curves.png ({e}); training goes on')
 
-def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
+def model_card(run, step, model, meta, state):
+    """What the page of a checkpoint on the hub says: its README.md."""
+    best_step, loss = state['best']
+    place = str(model.lm_head.weight.device)
+    evaluated = f'At step {best_step:,}: {describe(loss, meta)}.' if state['evaluated'] else 'It was not evaluated.'
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+license: other
+---
+# {run.name}
+
+A language model of {model.num_params():,} parameters with a vocabulary of {model.config.vocab_size:,} and a context of
+{model.config.block_size:,} tokens, trained on {meta["source"]}, {state["sequences"]:,} sequences in {step:,} steps and
+{duration(state["seconds"])}, by {WORLD_SIZE} processes on {place} ({device_name(place)}). {evaluated}
+
+    python train.py {shlex.join(sys.argv[1:])}
+
+License: fill in.
+"""
+
+def save(run, step, model, opt, scaler, tok_path, meta, state, last=True):
     """
     Writes step_<step>/ and drops old checkpoints, but never the best. Raises UserError where that fails, or says so if
     it is not the last one.
@@ -535,7 +557,8 @@ def save(run, step, model, opt, scaler, tok_path, eot, state, last=True):
     if not folder.exists():
         state = dict(state, step=step, t=opt.t, scaler=scaler.state_dict(), optimizer=optimizer)
         try:
-            save_checkpoint(folder, model, tok_path, eot, state, opt.moments())
+            card = model_card(run, step, model, meta, state)
+            save_checkpoint(folder, model, tok_path, meta['eot'], state, opt.moments(), card)
         except UserError as e:
             if last:
                 raise
@@ -777,7 +800,7 @@ def main():
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], val_loss=val_loss,
                     val_bpb=bits_per_byte(val_loss, meta))
                 draw_curves(run)
-                save(run, step, model, opt, scaler, tok_path, meta['eot'], state, last)
+                save(run, step, model, opt, scaler, tok_path, meta, state, last)
                 if sample_tokens and tok and not last:
                     say(peek(model, tok, opening, 1, sample_tokens, seed)[0])
             line_step = None
@@ -822,7 +845,7 @@ def main():
     if stop:
         check_finite(step, opt)
         if writing:
-            save(run, step, model, opt, scaler, tok_path, meta['eot'], state)
+            save(run, step, model, opt, scaler, tok_path, meta, state)
         combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one process has ended
         say(f'\nstopped at step {step}; go on with: python train.py {run}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
