@@ -687,66 +687,31 @@ def import_config(d):
     found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
     return GPTConfig(**{**fields, **found})
 
-def write_gguf(path, model, tok, type_):
+def write_gguf(path, model, tok, stop, type_):
     """
     Writes a Llama, Qwen3 or GPT-2 and its BPE tokenizer as a GGUF file, for llama.cpp and Ollama: matrices in type_,
-    the rest in float32. Raises UserError for what has no such form.
+    the rest in float32; `stop` is the id that ends a text, or None. Raises UserError for what has no such form.
     """
     try:
         import gguf
     except ImportError:
         raise UserError('--gguf needs one more package: pip install gguf')
     c, kind = model.config, family(model.config)
-    if kind not in FAMILIES or not getattr(tok, 'merges', None):
-        raise UserError('GGUF has no form for this: it takes a Llama, a Qwen3 or a GPT-2 with a BPE tokenizer')
+    if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
+        raise UserError('GGUF has no form for this: it takes a Llama, a Qwen3 or a GPT-2 with its own BPE tokenizer')
     if not path.endswith('.gguf'):
         raise UserError(f'--gguf={path}: give the name of a file that ends with .gguf')
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
     w.add_name(Path(path).stem)
-    w.add_vocab_size(c.vocab_size)
-    w.add_context_length(c.block_size)
-    w.add_block_count(c.n_layer)
-    w.add_embedding_length(c.n_embd)
-    w.add_feed_forward_length(c.d_ff)
-    w.add_head_count(c.n_head)
-    w.add_head_count_kv(c.n_kv_head)
-    head_size = c.n_embd // c.n_head
-    if kind == 'gpt2':
-        w.add_layer_norm_eps(c.norm_eps)
-    else:
-        w.add_layer_norm_rms_eps(c.norm_eps)
-        w.add_key_length(head_size)
-        w.add_value_length(head_size)
-        w.add_rope_dimension_count(head_size)
-        w.add_rope_freq_base(c.rope_theta)
+    add_shape(w, c, kind)
+    add_tokens(w, tok, stop, c.vocab_size, gguf.TokenType)
 
-    _, bpe, _ = tok.as_json()
-    tokens = {id: token for token, id in bpe['vocab'].items()}
-    types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
-    types.update(dict.fromkeys(tok.special_ids.values(), gguf.TokenType.CONTROL))
-    w.add_tokenizer_model('gpt2')
-    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # whose words are those of our pattern
-    w.add_token_list([tokens.get(i, f'[unused {i}]') for i in range(c.vocab_size)])
-    w.add_token_types([types.get(i, gguf.TokenType.UNUSED) for i in range(c.vocab_size)])
-    w.add_token_merges([' '.join(pair) for pair in bpe['merges']])
-    w.add_add_bos_token(False)
-    if tok.eot is not None:
-        w.add_bos_token_id(tok.eot)
-        w.add_eos_token_id(tok.eot)
-
-    file_type, matrix = dict(float32=('ALL_F32', 'F32'), float16=('MOSTLY_F16', 'F16'),
-                             bfloat16=('MOSTLY_BF16', 'BF16'))[type_]
-    w.add_file_type(gguf.LlamaFileType[file_type])
+    matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
+    w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
-    for name, x in weights_on_disk(model).items():
-        part = name.split('.')[-2]
-        if part.startswith('c_'):                       # GPT-2's, which are stored as (in, out)
-            x = x.t()
-        heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head).get(part)
-        if kind == 'llama' and heads:                   # the two that rope turns stand side by side
-            x = x.view(heads, 2, head_size // 2, -1).transpose(1, 2).reshape(x.shape)
+    for name, x in weights_of_llama_cpp(model):
         number = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
         x = gguf.quants.quantize(x.contiguous().numpy(), number)
         w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=number)
@@ -755,6 +720,54 @@ def write_gguf(path, model, tok, type_):
     w.write_tensors_to_file()
     w.close()
     os.replace(unfinished, path)
+
+def add_shape(w, c, kind):
+    w.add_vocab_size(c.vocab_size)
+    w.add_context_length(c.block_size)
+    w.add_block_count(c.n_layer)
+    w.add_embedding_length(c.n_embd)
+    w.add_feed_forward_length(c.d_ff)
+    w.add_head_count(c.n_head)
+    w.add_head_count_kv(c.n_kv_head)
+    if kind == 'gpt2':
+        w.add_layer_norm_eps(c.norm_eps)
+        return
+    head_size = c.n_embd // c.n_head
+    w.add_layer_norm_rms_eps(c.norm_eps)
+    w.add_key_length(head_size)
+    w.add_value_length(head_size)
+    w.add_rope_dimension_count(head_size)
+    w.add_rope_freq_base(c.rope_theta)
+
+def add_tokens(w, tok, stop, size, types):
+    """A tokenizer for a model that has `size` tokens, of which the last may stand for nothing."""
+    _, bpe, _ = tok.as_json()
+    tokens = [f'[unused {id}]' for id in range(size)]
+    kinds = [types.UNUSED] * size
+    for token, id in bpe['vocab'].items():
+        tokens[id] = token
+        kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
+    w.add_tokenizer_model('gpt2')
+    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # which cut words as our patterns do
+    w.add_token_list(tokens)
+    w.add_token_types(kinds)
+    w.add_token_merges([' '.join(pair) for pair in bpe['merges']])
+    w.add_add_bos_token(False)
+    if stop is not None:
+        w.add_bos_token_id(stop)
+        w.add_eos_token_id(stop)
+
+def weights_of_llama_cpp(model):
+    """The weights by the names of Hugging Face, as llama.cpp lays them out."""
+    c, kind = model.config, family(model.config)
+    heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head) if kind == 'llama' else {}
+    for name, x in weights_on_disk(model).items():
+        part = name.split('.')[-2]
+        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
+            x = x.t()
+        if part in heads:               # the two rows that rope turns stand side by side
+            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
+        yield name, x
 
 def find_folder(name, say=print):
     """
@@ -768,9 +781,10 @@ def find_folder(name, say=print):
                         f'gpt2, or owner/model of the hub; `ls out` shows the runs')
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
-    for patterns in '*.json', ['*.json', 'model*.safetensors']:     # what is refused is so before its weights come
+    # what is refused is so before its weights come; the manifest of one of ours names files that are not needed
+    for patterns in '*.json', ['*.json', 'model*.safetensors']:
         try:
-            folder = Path(snapshot_download(repo, allow_patterns=patterns))
+            folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
         except Exception as e:          # of many kinds: no network, no such model, no permission
             raise UserError(f'there is no folder {name}, and the hub does not give it ({type(e).__name__}): check the '
                             f'name and the network, or download it by hand and give its folder')
@@ -818,9 +832,9 @@ def load_model(folder, **overrides):
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=''):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, and,
-    for resuming, training.json (a dict) and training.safetensors (a dict of tensors), with the sha256 of every file,
-    and README.md (card).
-    The folder appears under its name only when all of it is on the disk. Raises UserError where it can not be written.
+    for resuming, training.json (a dict) and training.safetensors (a dict of tensors), README.md (card), with the sha256
+    of every file. The folder appears under its name only when all of it is on the disk. Raises UserError where it can
+    not be written.
     """
     folder = Path(folder)
     unfinished = folder.with_name(f'.{folder.name}.partial')
@@ -837,11 +851,11 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
             files['tokenizer_config.json'] = dict(
                 tokenizer_class='PreTrainedTokenizerFast', eos_token='<|endoftext|>', bos_token='<|endoftext|>',
                 model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
+        (unfinished / 'README.md').write_text(card, encoding='utf-8')
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1))
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
-        (unfinished / 'README.md').write_text(card, encoding='utf-8')       # for people to go on with: in no manifest
         for path in (*unfinished.iterdir(), unfinished):
             sync(path)
         os.rename(unfinished, folder)

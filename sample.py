@@ -230,11 +230,12 @@ def main():
     set_up(place)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
-    if gguf:
-        write_gguf(gguf, model, tok, choose_dtype(dtype.replace('auto', 'float16'), place))
-        print(f'wrote {gguf}: {model.num_params():,} parameters')
-        return
     stop = find_stop(folder, tok)
+    if gguf:
+        type_ = choose_dtype('float16' if dtype == 'auto' else dtype, place)
+        write_gguf(gguf, model, tok, stop, type_)
+        say(f'wrote {gguf}: {model.num_params():,} parameters, {type_}')
+        return
     prompt = read_prompt(start)
     ids = tok.encode(prompt) or [stop or 0]         # a model needs a token to begin with
     if max(ids) >= model.config.vocab_size:

@@ -535,7 +535,7 @@ def model_card(run, step, model, meta, state):
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
-license: other
+license: other     # fill it in on the hub: here manifest.json has the hash of every file
 ---
 # {run.name}
 
@@ -544,8 +544,6 @@ A language model of {model.num_params():,} parameters with a vocabulary of {mode
 {duration(state["seconds"])}, by {WORLD_SIZE} processes on {place} ({device_name(place)}). {evaluated}
 
     python train.py {shlex.join(sys.argv[1:])}
-
-License: fill in.
 """
 
 def save(run, step, model, opt, scaler, tok_path, meta, state, last=True):
