@@ -848,8 +848,9 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
                  'training.json': training}
         if Path(tokenizer_path).exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
+            token_of = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}
             files['tokenizer_config.json'] = dict(
-                tokenizer_class='PreTrainedTokenizerFast', eos_token='<|endoftext|>', bos_token='<|endoftext|>',
+                tokenizer_class='PreTrainedTokenizerFast', eos_token=token_of.get(eot), bos_token=token_of.get(eot),
                 model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
         (unfinished / 'README.md').write_text(card, encoding='utf-8')
         for name, content in files.items():

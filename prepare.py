@@ -413,7 +413,7 @@ def beginning(folder, split, tok):
     """The first tokens of a split of a data folder as text, in the form of a batch, without unknown words."""
     ids = np.fromfile(folder / f'{split}_000.bin', tok.dtype, 1 << 17)
     text = tok.decode(ids[ids != getattr(tok, 'unknown', -1)])
-    return text.encode().replace(END_OF_TEXT.encode(), b'\xff')
+    return text.encode().replace(tok.vocab[tok.eot], b'\xff')
 
 # -----------------------------------------------------------------------------
 # what train.py reads

@@ -147,7 +147,7 @@ def texts_of(steps, tok, stop):
 def peek(model, tok, start, num_samples, max_new_tokens, seed):
     """Some texts of a model in training, for a person to look at."""
     model.eval()
-    prompts = [tok.encode(start) or [tok.eot or 0]] * num_samples
+    prompts = [tok.opening + tok.encode(start) or [tok.eot or 0]] * num_samples
     steps = generate(model, prompts, max_new_tokens, tok.eot, tok.vocab_size, seed, temperature=0.8)
     texts = texts_of(steps, tok, tok.eot)
     model.train()
@@ -237,7 +237,7 @@ def main():
         say(f'wrote {gguf}: {model.num_params():,} parameters, {type_}')
         return
     prompt = read_prompt(start)
-    ids = tok.encode(prompt) or [stop or 0]         # a model needs a token to begin with
+    ids = tok.opening + tok.encode(prompt) or [stop or 0]     # a model needs a token to begin with
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
     step = fast_step(model, place, type_, compiled, num_samples)

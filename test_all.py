@@ -7,6 +7,7 @@ transformers, the plain form, a file on disk) or checks a property that has to h
 """
 import gzip
 import hashlib
+import http.server
 import importlib
 import io
 import itertools
@@ -22,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import unicodedata
 from collections import Counter
@@ -512,30 +514,30 @@ def test_the_files_of_a_tokenizer_that_hugging_face_made_keep_its_ids(pattern):
 # -----------------------------------------------------------------------------
 
 # which tokenizer | what is in its file | what it is made
-REFUSED = r'''
+OTHERS = r'''
+gpt2 | "truncation": null | "truncation": {"max_length": 99, "strategy": "LongestFirst", "stride": 0}
 gpt2 | "normalizer": null | "normalizer": {"type": "NFC"}
-gpt2 | "truncation": null | "truncation": {"max_length": 2}
-gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]}
-gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": {
-gpt2 | "ByteLevel" | "Whitespace"
 gpt2 | "add_prefix_space": false | "add_prefix_space": true
 gpt2 | "use_regex": true | "use_regex": false
 gpt4 | (?i:'s | (?i:'s+
 gpt4 | "invert": false | "invert": true
-gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE"
-gpt2 | "BPE" | "Unigram"
-gpt2 | "BPE" | "BPE", "dropout": 0.1
 gpt2 | "BPE" | "BPE", "byte_fallback": true
 gpt2 | "BPE" | "BPE", "ignore_merges": true
-gpt2 | "BPE" | "BPE", "continuing_subword_prefix": "##"
+gpt2 | "lstrip": false | "lstrip": true
+gpt2 | "single_word": false | "single_word": true
+'''.strip().splitlines()
+REFUSED = r'''
+gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]}
+gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": {
+gpt2 | "ByteLevel" | "Whitespace"
+gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE"
+gpt2 | "BPE" | "Unigram"
 gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"]
 gpt2 | "merges": [["h", "e"] | "merges": ["a"
 gpt2 | ["he", "n"] | ["h", "e"]
 gpt2 | "a": 97 | "a": 5
 gpt2 | "a": 97 | "a": -1
 gpt2 | "a": 97 | "a": 1000000000000
-gpt2 | "lstrip": false | "lstrip": true
-gpt2 | "single_word": false | "single_word": true
 gpt2 | "id": 268 | "id": 5
 gpt2 | "content": "<|endoftext|>" | "content": "a"
 gpt2 | "content": "<|endoftext|>" | "content": ""
@@ -546,15 +548,73 @@ char | "invert": true | "invert": false
 char | "a": 1 | "a": 77
 '''.strip().splitlines()
 
-@pytest.mark.parametrize('case', REFUSED)
-def test_a_file_that_would_give_others_other_ids_is_refused(case):
+def save_changed(case):
+    """Saves a tokenizer as t.json and changes the file."""
     kind, old, new = case.split(' | ')
     some_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
     load_tokenizer('t.json')
     text = json.dumps(configurator.read_json('t.json'))
     assert old in text
     Path('t.json').write_text(text.replace(old, new, 1))
+
+@pytest.mark.parametrize('case', REFUSED)
+def test_a_file_that_does_not_fit_together_is_refused(case):
+    save_changed(case)
     with user_error('t.json is no tokenizer this project can use'):
+        load_tokenizer('t.json')
+
+def same_as_theirs(tok, theirs):
+    """Whether the ids of texts are those of `tokenizers`, and give the texts back but for a first space."""
+    theirs.no_truncation()
+    for text in f" the hen's  egg{END_OF_TEXT} then 123", 'é\u0301\n\n 北京 😀', CODE[:5000]:
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert tok.encode(text) == tok.encode_ordinary(text) == tok.encode_to_numpy(text).tolist() == ids
+        assert theirs.decode(ids, skip_special_tokens=False).lstrip(' ') == tok.decode(ids).lstrip(' ')
+
+@pytest.mark.parametrize('case', OTHERS)
+def test_a_file_that_asks_for_more_has_the_ids_of_tokenizers(case):
+    import tokenizers
+    save_changed(case)
+    same_as_theirs(load_tokenizer('t.json'), tokenizers.Tokenizer.from_file('t.json'))
+
+def save_smollm():
+    """A tokenizer.json like SmolLM's: single digits."""
+    some_tokenizer('gpt2').save('t.json')
+    data = configurator.read_json('t.json')
+    digits = dict(type='Digits', individual_digits=True)
+    data['pre_tokenizer'] = dict(type='Sequence', pretokenizers=[digits, data['pre_tokenizer']])
+    Path('t.json').write_text(json.dumps(data))
+
+def save_llama2():
+    """A tokenizer.json like that of Llama 2 and TinyLlama: ▁ for a space, no pattern, bytes for unknown characters."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
+    theirs = Tokenizer(models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
+    theirs.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+    theirs.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()])
+    theirs.post_processor = processors.TemplateProcessing('<s> $A', special_tokens=[('<s>', 1)])
+    all_bytes = [f'<0x{b:02X}>' for b in range(256)]
+    special = ['<unk>', '<s>', '</s>', *all_bytes]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    theirs.train_from_iterator(CODE[:20_000].splitlines(), trainer)
+    data = json.loads(theirs.to_str())
+    del data['added_tokens'][3:]        # bytes are no special tokens
+    Path('t.json').write_text(json.dumps(data))
+
+@pytest.mark.parametrize('make, end, opening', [(save_smollm, END_OF_TEXT, []), (save_llama2, '</s>', ['<s>'])])
+def test_the_tokenizers_of_known_models_open_with_their_ids(make, end, opening):
+    import tokenizers
+    make()
+    theirs = tokenizers.Tokenizer.from_file('t.json')
+    tok = load_tokenizer('t.json')
+    same_as_theirs(tok, theirs)
+    assert (tok.eot, tok.opening) == (theirs.token_to_id(end), [*map(theirs.token_to_id, opening)])
+    tok.save('again.json')
+    same_as_theirs(load_tokenizer('again.json'), theirs)
+
+def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypatch):
+    save_smollm()
+    monkeypatch.setitem(sys.modules, 'tokenizers', None)
+    with user_error('`pip install tokenizers`'):
         load_tokenizer('t.json')
 
 def test_what_is_no_tokenizer_at_all_is_refused():
@@ -966,15 +1026,15 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     for name in 'config.json', 'generation_config.json':
         assert configurator.read_json(folder / name)['eos_token_id'] == 256
 
-def save_theirs(kind):
-    """A folder that transformers saved, of a small model with noise in all weights. -> its logits for any ids"""
+def save_theirs(kind, vocab_size=60):
+    """A folder that transformers saved, of a small model with noise in all weights. -> the model"""
     import transformers
     if kind == 'GPT2':
         shape = dict(n_positions=32, n_embd=32, n_layer=2, n_head=4)
     else:
         shape = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, max_position_embeddings=32)
         shape.update(num_attention_heads=4, num_key_value_heads=2, head_dim=8, rope_theta=500.0)
-    config = getattr(transformers, f'{kind}Config')(vocab_size=60, **shape)
+    config = getattr(transformers, f'{kind}Config')(vocab_size=vocab_size, **shape)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for p in model.parameters():
         p.data = (p + 0.1 * torch.randn_like(p)).bfloat16().float()
@@ -1224,38 +1284,73 @@ def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(mon
     folder = save(small_gpt(), 'run/step_1')
     assert folder.parent.stat().st_ino in synced
 
-# a hub on this machine, asked by a process of its own: huggingface_hub reads HF_ENDPOINT once
-HUB = """
-import http.server, json, os, sys, threading
+# a hub on this machine: hub/<name> is me/<name>
 
 class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        names = ['config.json', 'manifest.json', 'model.safetensors', 'pytorch_model.bin']
-        name = self.path.split('/')[-1]
-        texts = {n: n for n in names}
-        texts['config.json'] = json.dumps(dict(model_type='llama' if 'tiny' in self.path else 'mistral'))
-        answer = texts.get(name, name)
-        if '/tree/' in self.path:
-            answer = json.dumps([dict(type='file', path=n, oid=n, size=len(texts[n])) for n in names])
-        elif '/revision/' in self.path:
-            answer = json.dumps(dict(id='me/tiny', sha='c' * 40, siblings=[dict(rfilename=n) for n in names]))
-        if name == 'model.safetensors' and 'other' in self.path:
-            print('weights that are not needed')
-        known = '/me/' in self.path and 'none' not in self.path or '/datasets/roneneldan/TinyStories/' in self.path
-        self.send_response(200 if known else 404)
+        found = re.search(r'/([^/]+)/(revision|tree|resolve)/[^/?]+/?([^?]*)', self.path)
+        name, what, file = found.groups() if found else ('', '', '')
+        folder = Path('hub', name or 'none')
+        names = os.listdir(folder) if folder.exists() else []
+        answer = b''
+        if what == 'revision':
+            answer = json.dumps(dict(id='x', sha='c' * 40, siblings=[dict(rfilename=n) for n in names])).encode()
+        elif what == 'tree':
+            files = [dict(type='file', path=n, oid=n, size=(folder / n).stat().st_size) for n in names]
+            answer = json.dumps(files).encode()
+        elif names:
+            answer = (folder / file).read_bytes()
+        self.send_response(200 if names else 404)
         self.send_header('Content-Length', len(answer))
-        self.send_header('ETag', name)
+        self.send_header('ETag', hashlib.sha256(answer).hexdigest())
         self.send_header('X-Repo-Commit', 'c' * 40)
         self.end_headers()
         if self.command == 'GET':
-            self.wfile.write(answer.encode())
+            self.server.sent.append(file or what)
+            self.wfile.write(answer)
     do_HEAD = do_GET
+
     def log_message(self, *args):
         pass
 
-server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-os.environ['HF_ENDPOINT'] = f'http://127.0.0.1:{server.server_port}'
+@pytest.fixture
+def hub(monkeypatch):
+    """A server; .sent are the files that it has sent."""
+    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
+    server.sent = []
+    threading.Thread(target=server.serve_forever).start()
+    # for processes of their own: huggingface_hub reads these once
+    monkeypatch.setenv('HF_ENDPOINT', f'http://127.0.0.1:{server.server_port}')
+    monkeypatch.setenv('HF_HOME', os.getcwd())
+    yield server
+    server.shutdown()
+    server.server_close()
+
+def put_on_hub(name):
+    """A model in a folder of the hub: a checkpoint of ours, or what transformers saved, in several files."""
+    if name == 'ours':
+        save(small_gpt(vocab_size=257), 'hub/ours', eot=256)
+        return
+    save_theirs('Llama', vocab_size=600).save_pretrained(f'hub/{name}', max_shard_size='100KB')
+    save_llama2()
+    os.rename('t.json', f'hub/{name}/tokenizer.json')
+    Path(f'hub/{name}/pytorch_model.bin').touch()
+
+@pytest.mark.parametrize('name', ['ours', 'theirs'])
+def test_a_model_of_the_hub_is_downloaded_once_and_generates(name, hub):
+    put_on_hub(name)
+    line = HERE / 'sample.py', '--num_samples=1', '--max_new_tokens=5', '--start=a'
+    here = launch(*line, f'--out_dir=hub/{name}').stdout
+    assert launch(*line, f'--out_dir=me/{name}').stdout == here
+    sent = [file for file in hub.sent if '.' in file]
+    needed = [p.name for p in Path('hub', name).iterdir() if p.match('model*.safetensors') or p.match('*.json')]
+    assert sorted(sent) == sorted({*needed} - {'manifest.json'})
+    hub.sent.clear()
+    assert launch(*line, f'--out_dir=me/{name}').stdout == here
+    assert not [file for file in hub.sent if '.' in file]
+
+HUB_CALLS = """
+import sys
 sys.path.insert(0, sys.argv[1])
 from configurator import UserError
 from model import find_folder
@@ -1265,26 +1360,23 @@ DOWNLOADS.mkdir(parents=True)
 name = 'TinyStoriesV2-GPT4-valid.txt'
 fetch([DOWNLOADS / name], DATASETS['tinystories'])
 print((DOWNLOADS / name).read_text())
-folder = find_folder('me/tiny')
-print(sorted(p.name for p in folder.iterdir()), (folder / 'config.json').read_text())
 for name in ('me/none', 'gpt2', 'nothing', 'me/other'):
     try:
         find_folder(name)
     except UserError as e:
         print(e)
-server.shutdown()
-server.server_close()
-print(find_folder('me/tiny') == folder)
 """
 
-def test_what_the_hub_has_is_downloaded_once_and_a_wrong_name_is_one_error():
-    done = launch('-c', HUB, HERE, HF_HOME=Path.cwd())
-    stories, model, *errors, again = done.stdout.splitlines()
-    assert stories == 'TinyStoriesV2-GPT4-valid.txt'
-    assert model == """['config.json', 'model.safetensors'] {"model_type": "llama"}"""
-    for name, error in zip(('me/none', 'gpt2', 'nothing', 'mistral'), errors, strict=True):
+def test_data_come_from_the_hub_and_a_wrong_name_is_one_error(hub):
+    put_on_hub('other')
+    change(Path('hub/other/config.json'), '"llama"', '"mamba"')
+    Path('hub/TinyStories').mkdir()
+    Path('hub/TinyStories/TinyStoriesV2-GPT4-valid.txt').write_text('Once')
+    story, *errors = launch('-c', HUB_CALLS, HERE).stdout.splitlines()
+    assert story == 'Once'
+    for name, error in zip(('me/none', 'gpt2', 'nothing', 'mamba'), errors, strict=True):
         assert name in error
-    assert again == 'True'
+    assert not [file for file in hub.sent if file.endswith('.safetensors')]     # weights that are not needed
 
 # -----------------------------------------------------------------------------
 # which machine this is, by what torch says of it
@@ -2004,6 +2096,23 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
         assert command('train.py b/config.py --init_from=resume --max_iters=2') == 0
         assert Run('b').kept == [1, 2]
         shutil.rmtree('b')
+
+def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_there(capsys):
+    from transformers import AutoTokenizer
+    write_corpus('new.txt', 22)
+    save_theirs('Llama', vocab_size=600)
+    save_llama2()
+    os.rename('t.json', 'theirs/tokenizer.json')
+    knobs = '--dataset=new.txt --init_from=theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
+    last = train_here('b', knobs).last
+    theirs = AutoTokenizer.from_pretrained(last)
+    tok = load_tokenizer(last / 'tokenizer.json')
+    ids = [1, *tok.encode('def')]       # <s>, as the file asks
+    assert (theirs.eos_token, theirs('def').input_ids) == ('</s>', ids)
+    capsys.readouterr()
+    run_main(sample, out_dir='b', start='def', num_samples=1, max_new_tokens=9, temperature=0.0, dtype='float32')
+    steps = sample.generate(load_model(last).eval(), [ids], 9, stop=2, temperature=0.0)
+    assert capsys.readouterr().out == f'def{sample.texts_of(steps, tok, 2)[0]}\n'
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     straight = train_here('a', '--max_iters=8 --dropout=0.1 --micro_batch_size=2')

@@ -745,6 +745,8 @@ class Ragged:
 
 class BaseTokenizer:
     """What all share: special tokens, streams, bytes. A subclass has `pattern`, which cuts text, and `word_ids`."""
+    opening = []        # ids that a prompt begins with: Llama was trained so
+
     def set_vocab(self, vocab, special_tokens):
         self.vocab = dict(vocab)
         self.id_of = {token: id for id, token in self.vocab.items()}
@@ -1040,6 +1042,45 @@ class CharTokenizer(WordTokenizer):
     pattern_text = r'(?s).'
     json_pattern = r'[\s\S]'
 
+class ForeignTokenizer(BaseTokenizer):
+    """
+    A tokenizer.json that cuts or spells in other ways (SmolLM's, Qwen's, Llama's), by the package `tokenizers`. All ids
+    are as there, so special tokens count as such in every text. Raises its errors, and ValueError for what loses text.
+    """
+    pattern = regex.compile('(?s).+')       # a text is one word
+
+    def __init__(self, path):
+        from tokenizers import Tokenizer as Theirs
+        self.theirs = Theirs.from_file(str(path))
+        self.theirs.no_truncation()
+        special = {token.content: id for id, token in self.theirs.get_added_tokens_decoder().items()}
+        ids = self.theirs.get_vocab()
+        spelled = from_sentencepiece if '▁' in ids else from_printable
+        vocab = dict.fromkeys(range(max(ids.values()) + 1), b'')
+        for token, id in ids.items():
+            vocab[id] = token.encode() if token in special else spelled(token)
+        self.set_vocab(vocab, special)
+        self.special = None             # not cut out here
+        self.eot = next((special[token] for token in ENDS if token in special), None)
+        self.opening = self.theirs.encode('').ids
+        if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
+            raise ValueError('it loses text')
+
+    def word_ids(self, text):
+        return self.theirs.encode(text, add_special_tokens=False).ids
+
+    def save(self, path):
+        self.theirs.save(str(path))
+
+ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'
+PROBE = "It's 12  cafés,\n\tin 北京 😀"
+
+def from_sentencepiece(token):
+    """from_sentencepiece('▁a') -> b' a', and '<0x0A>', a byte, is b'\\n'"""
+    if re.fullmatch('<0x[0-9A-F]{2}>', token):
+        return bytes([int(token[1:-1], 16)])
+    return token.replace('▁', ' ').encode()
+
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
 
@@ -1075,16 +1116,23 @@ def read_bpe(vocab, merges, special_tokens):
     pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in merges]
     return by_id, [(from_printable(a), from_printable(b)) for a, b in pairs]
 
+class Foreign(ValueError):
+    """A tokenizer.json asks for what is not done here."""
+
 def load_tokenizer(path):
     """
-    Opens a tokenizer.json of ours, or of Hugging Face if it is byte-level BPE, with the ids it has. Raises UserError.
+    Opens a tokenizer.json of ours, or one of Hugging Face that loses no text, with the ids it has. Raises UserError.
     """
     data = read_json(path)
     try:
-        return read_tokenizer(data)
-    except (KeyError, TypeError, ValueError, AttributeError, UserError) as e:
+        try:
+            return read_tokenizer(data)
+        except Foreign:
+            return ForeignTokenizer(path)
+    except Exception as e:      # tokenizers has no class of errors of its own
         raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with '
-                        f'the pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes')
+                        f'the pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes, and, after '
+                        f'`pip install tokenizers`, most others of language models')
 
 # the settings that are known here or that change no id; none of the others may be set
 KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
@@ -1096,7 +1144,7 @@ def read_tokenizer(data):
     for part in data, model, data.get('post_processor') or {}, *data['added_tokens']:
         for key, value in part.items():
             if value and key not in KNOWN:
-                raise ValueError(f'it asks for {key}, which is not known here')
+                raise Foreign(f'it asks for {key}, which is not known here')
     special = {token['content']: token['id'] for token in data['added_tokens']}
 
     kind = model.get('type', 'BPE')
@@ -1110,7 +1158,7 @@ def read_tokenizer(data):
         if tok.as_json()[:2] != (data['pre_tokenizer'], model):
             raise ValueError('its words are not as prepare.py makes them')
     else:
-        raise ValueError(f'its type {kind} is not known here')
+        raise Foreign(f'its type {kind} is not known here')
     if tok.special_ids != special:
         raise ValueError('the id of a special token is not that of the vocabulary')
     return tok
@@ -1121,11 +1169,11 @@ def find_pattern(pre_tokenizer):
         if part['type'] == 'ByteLevel':
             part.setdefault('use_regex', True)
             part['trim_offsets'] = True         # changes no id
-        elif (part['behavior'], part['invert']) == ('Removed', True):
+        elif (part.get('behavior'), part.get('invert')) == ('Removed', True):
             part.update(behavior='Isolated', invert=False)      # says the same
     for name in PATTERNS:
         if pre_tokenizer == cut_like(name):
             return name
-    raise ValueError('its pre_tokenizer is not known here')
+    raise Foreign('its pre_tokenizer is not known here')
 
 Tokenizer.load = staticmethod(load_tokenizer)
