@@ -352,7 +352,7 @@ def forward_flops(c):
     """
     size, T = parameters(c), c.block_size
     return Counter({'projections of attention': 2 * T * size['self_attn'],
-                    'scores and values': 4 * T * T * c.n_embd * c.n_layer,
+                    'scores and values': 4 * T * T * c.n_head * c.head_dim * c.n_layer,
                     'mlp': 2 * T * size['mlp'],
                     'lm_head': 2 * T * c.n_embd * c.vocab_size})
 
@@ -368,12 +368,12 @@ def memory(c, B, type_):
     if c.norm != 'none':
         normed += C + 2 * L * C
     if c.qk_norm:
-        normed += L * (C + C // c.n_head * c.n_kv_head)
+        normed += L * (c.n_head + c.n_kv_head) * c.head_dim
     hidden = 4 if c.mlp == 'swiglu' else 2
 
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
                      'norms': tokens * 8 * normed,
-                     'attention': tokens * L * w * 5 * C,
+                     'attention': tokens * L * w * (C + 4 * c.n_head * c.head_dim),
                      'mlp': tokens * L * w * (C + hidden * c.d_ff),
                      'lm_head and loss': tokens * (w * C + 4 * c.vocab_size),
                      'gradients of logits': tokens * 8 * c.vocab_size})

@@ -51,6 +51,7 @@ class GPTConfig:
     n_head: int = 4
     n_kv_head: int = 0              # heads of keys and values (GQA, arXiv:2305.13245); 0: n_head
     n_embd: int = 256
+    head_dim: int = 0               # numbers of a query, key or value; 0: n_embd / n_head
     d_ff: int = 0                   # width inside the MLP; 0: 8/3 n_embd to the next 64 for swiglu, else 4 n_embd
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
@@ -66,6 +67,7 @@ class GPTConfig:
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
+        self.head_dim = self.head_dim or math.ceil(self.n_embd / max(self.n_head, 1))
         usual = 4 * self.n_embd
         if self.mlp == 'swiglu':
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
@@ -79,8 +81,8 @@ class GPTConfig:
         if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
             raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
                             f'{self.n_kv_head} must divide n_head: change one of them')
-        if self.position == 'rope' and self.n_embd // self.n_head % 2:
-            raise UserError(f'rope turns pairs: n_embd / n_head = {self.n_embd // self.n_head} must be even')
+        if self.position == 'rope' and self.head_dim % 2:
+            raise UserError(f'rope turns pairs: head_dim (or n_embd / n_head) = {self.head_dim} must be even')
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
@@ -225,11 +227,11 @@ class Attention(nn.Module):
         self.layer = layer
         self.n_head, self.n_kv_head, self.dropout = config.n_head, config.n_kv_head, config.dropout
         C, bias = config.n_embd, config.bias
-        self.hs = C // config.n_head
-        self.q_proj = Linear(C, C, bias)
+        self.hs = config.head_dim
+        self.q_proj = Linear(C, self.n_head * self.hs, bias)
         self.k_proj = Linear(C, self.n_kv_head * self.hs, bias)
         self.v_proj = Linear(C, self.n_kv_head * self.hs, bias)
-        self.o_proj = Linear(C, C, bias)
+        self.o_proj = Linear(self.n_head * self.hs, C, bias)
         norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(), norm()
 
@@ -237,7 +239,7 @@ class Attention(nn.Module):
         """
         x (B, T, C), angles of rope or None, mask: True where a query may look, None for torch's causal kernels.
         """
-        B, T, C = x.shape       # batch, time, n_embd
+        B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
         k = self.k_norm(self.k_proj(x).view(B, T, self.n_kv_head, self.hs))
         v = self.v_proj(x).view(B, T, self.n_kv_head, self.hs)
@@ -260,7 +262,7 @@ class Attention(nn.Module):
         else:
             y = scaled_dot_product_attention(q, k, v, mask, dropout)
         y = y.reshape(B, self.n_head, T, self.hs)
-        y = y.transpose(1, 2).reshape(B, T, C)
+        y = y.transpose(1, 2).reshape(B, T, -1)
         return F.dropout(self.o_proj(y), self.dropout, self.training)
 
 class MLP(nn.Module):
@@ -302,7 +304,7 @@ class KVCache:
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
-        shape = (batch, config.n_kv_head, size, config.n_embd // config.n_head)
+        shape = (batch, config.n_kv_head, size, config.head_dim)
         zeros = partial(torch.zeros, shape, device=device, dtype=model.compute_dtype)
         # a tensor for each layer: a compiler would copy all of one that is shared at every step
         self.k = [zeros() for _ in range(config.n_layer)]
@@ -374,9 +376,8 @@ class GPT(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         # not on the device 'meta', where torch would import its compiler for these sums, which takes 1.4 s
         if self.config.position == 'rope' and not self.lm_head.weight.is_meta:
-            hs = self.config.n_embd // self.config.n_head
             positions = torch.arange(self.config.block_size)
-            tables = rope_angles(positions, hs, self.config.rope_theta)         # (block_size, hs/2) each
+            tables = rope_angles(positions, self.config.head_dim, self.config.rope_theta)         # (block_size, hs/2) each
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None):
@@ -445,11 +446,14 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
     def flops_per_token(self, T=None):
-        """Training FLOPs per token: 6 per weight of a matmul, the head's too, and 12 n_layer n_embd T for attention."""
+        """
+        Training FLOPs per token: 6 per weight of a matmul, the head's too, and 12 n_layer n_embd T for attention, or
+        n_head head_dim for n_embd where they differ.
+        """
         c = self.config
         T = c.block_size if T is None else T
         in_blocks = sum(m.weight.numel() for m in self.model.layers.modules() if isinstance(m, Linear))
-        return 6 * (in_blocks + c.vocab_size * c.n_embd) + 12 * c.n_layer * c.n_embd * T
+        return 6 * (in_blocks + c.vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
 # which machine this is
@@ -627,7 +631,8 @@ def weights_on_disk(model):
 LLAMA_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='max_position_embeddings',
     n_layer='num_hidden_layers', n_head='num_attention_heads', n_kv_head='num_key_value_heads',
-    n_embd='hidden_size', d_ff='intermediate_size', rope_theta='rope_theta', norm_eps='rms_norm_eps',
+    n_embd='hidden_size', head_dim='head_dim', d_ff='intermediate_size', rope_theta='rope_theta',
+    norm_eps='rms_norm_eps',
 )
 GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
@@ -654,8 +659,7 @@ def fixed(d):
     """What a config.json says beside our fields, or leaves out, if its model is possible here."""
     if d['model_type'] == 'gpt2':
         return dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    head_dim = d['hidden_size'] // d['num_attention_heads']
-    return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), head_dim=head_dim, use_sliding_window=False)
+    return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), use_sliding_window=False)
 
 def export_config(config, kind, eot=None):
     """The config.json of a model_type."""
@@ -732,11 +736,10 @@ def add_shape(w, c, kind):
     if kind == 'gpt2':
         w.add_layer_norm_eps(c.norm_eps)
         return
-    head_size = c.n_embd // c.n_head
     w.add_layer_norm_rms_eps(c.norm_eps)
-    w.add_key_length(head_size)
-    w.add_value_length(head_size)
-    w.add_rope_dimension_count(head_size)
+    w.add_key_length(c.head_dim)
+    w.add_value_length(c.head_dim)
+    w.add_rope_dimension_count(c.head_dim)
     w.add_rope_freq_base(c.rope_theta)
 
 def add_tokens(w, tok, stop, size, types):

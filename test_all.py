@@ -691,7 +691,7 @@ SMALL = dict(block_size=16, vocab_size=50, n_layer=2, n_head=4, n_embd=32)
 # the architectures and ablations for which everything below has to hold
 SETTINGS = {
     'qwen3': {},
-    'qwen3 gqa': dict(n_kv_head=2, tie_weights=False),
+    'qwen3 gqa': dict(n_kv_head=2, head_dim=24, tie_weights=False),
     'llama': dict(qk_norm=False, rope_theta=500.0),
     'llama mqa': dict(qk_norm=False, n_kv_head=1, bias=True),
     'gpt2': {**GPT2, **SMALL},
@@ -1033,7 +1033,7 @@ def save_theirs(kind, vocab_size=60):
         shape = dict(n_positions=32, n_embd=32, n_layer=2, n_head=4)
     else:
         shape = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, max_position_embeddings=32)
-        shape.update(num_attention_heads=4, num_key_value_heads=2, head_dim=8, rope_theta=500.0)
+        shape.update(num_attention_heads=4, num_key_value_heads=2, head_dim=12, rope_theta=500.0)
     config = getattr(transformers, f'{kind}Config')(vocab_size=vocab_size, **shape)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for p in model.parameters():
@@ -1116,7 +1116,8 @@ def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
         shape |= {'attention.layer_norm_epsilon': c.norm_eps}
     else:
         shape |= {'attention.layer_norm_rms_epsilon': c.norm_eps, 'rope.freq_base': c.rope_theta,
-                  'rope.dimension_count': 8, 'attention.key_length': 8, 'attention.value_length': 8}
+                  'rope.dimension_count': c.head_dim, 'attention.key_length': c.head_dim,
+                  'attention.value_length': c.head_dim}
     for key, want in shape.items():
         assert fields[f'{kind}.{key}'] == pytest.approx(want), key
     weights = weights_of_gguf(reader, kind, 4, c.n_kv_head)
@@ -2566,6 +2567,7 @@ def test_parameters_and_flops_are_those_of_the_model_and_of_torch(name):
     padding = 2 * 32 * 64 * model.padding           # torch counts it
     ours = bench.forward_flops(model.config).total() + padding
     assert forward.get_total_flops() == 3 * ours
+    assert model.flops_per_token(32) * 32 == 3 * (ours - padding)
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
