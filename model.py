@@ -377,7 +377,7 @@ class GPT(nn.Module):
         # not on the device 'meta', where torch would import its compiler for these sums, which takes 1.4 s
         if self.config.position == 'rope' and not self.lm_head.weight.is_meta:
             positions = torch.arange(self.config.block_size)
-            tables = rope_angles(positions, self.config.head_dim, self.config.rope_theta)         # (block_size, hs/2) each
+            tables = rope_angles(positions, self.config.head_dim, self.config.rope_theta)     # (block_size, hs/2) each
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None):
@@ -638,7 +638,7 @@ GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
 )
-# {model_type: its class in transformers, our fields in its config.json, those that it has where nothing is said}
+# {model_type: its class in transformers, our fields in its config.json, the values of fields that it leaves out}
 FAMILIES = dict(
     llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'),
            dict(norm_eps=1e-6, tie_weights=False, qk_norm=False)),
@@ -648,7 +648,7 @@ FAMILIES = dict(
 
 def family(config):
     """The model_type of transformers whose config.json gives the same model back; gpt_ablation where none does."""
-    config = replace(config, dropout=0.0, attention='flash')        # which are no part of it
+    config = replace(config, dropout=0.0, attention='flash')        # config.json does not hold these
     for kind in FAMILIES:
         with suppress(UserError):
             if import_config(export_config(config, kind)) == config:
@@ -656,7 +656,7 @@ def family(config):
     return 'gpt_ablation'
 
 def fixed(d):
-    """What a config.json says beside our fields, or leaves out, if its model is possible here."""
+    """Settings of a config.json that are no fields of ours, with the only value that works here."""
     if d['model_type'] == 'gpt2':
         return dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), use_sliding_window=False)
@@ -684,7 +684,7 @@ def import_config(d):
         raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
     _, keys, fields = FAMILIES[kind]
     rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
-    d = {**d, 'rope_type': rope.get('type'), **rope}
+    d = {**d, 'rope_type': rope.get('type'), **rope}      # older files say type
     for name, value in dict(fixed(d), rope_type='default').items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported here, but {value!r} is: use another model')
@@ -702,7 +702,8 @@ def write_gguf(path, model, tok, stop, type_):
         raise UserError('--gguf needs one more package: pip install gguf')
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
-        raise UserError('GGUF has no form for this: it takes a Llama, a Qwen3 or a GPT-2 with its own BPE tokenizer')
+        raise UserError('GGUF has no form for this: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
+                        'BPE with the pattern of GPT-2 or GPT-4')
     if not path.endswith('.gguf'):
         raise UserError(f'--gguf={path}: give the name of a file that ends with .gguf')
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -716,9 +717,9 @@ def write_gguf(path, model, tok, stop, type_):
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
     for name, x in weights_of_llama_cpp(model):
-        number = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
-        x = gguf.quants.quantize(x.contiguous().numpy(), number)
-        w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=number)
+        stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
+        x = gguf.quants.quantize(x.contiguous().numpy(), stored_as)
+        w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -743,7 +744,7 @@ def add_shape(w, c, kind):
     w.add_rope_freq_base(c.rope_theta)
 
 def add_tokens(w, tok, stop, size, types):
-    """A tokenizer for a model that has `size` tokens, of which the last may stand for nothing."""
+    """A tokenizer for a model with `size` ids, the last of which may have no token."""
     _, bpe, _ = tok.as_json()
     tokens = [f'[unused {id}]' for id in range(size)]
     kinds = [types.UNUSED] * size
@@ -784,7 +785,8 @@ def find_folder(name, say=print):
                         f'gpt2, or owner/model of the hub; `ls out` shows the runs')
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
-    # what is refused is so before its weights come; the manifest of one of ours names files that are not needed
+    # config.json first: a model that is not possible here is refused before its weights are downloaded. the manifest of
+    # one of ours names files that are not needed
     for patterns in '*.json', ['*.json', 'model*.safetensors']:
         try:
             folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))

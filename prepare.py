@@ -281,7 +281,7 @@ def make_tokenizer(kind, vocab_size, batches):
 def open_tokenizer(path):
     tok = load_tokenizer(path)
     if tok.eot is None:
-        raise UserError(f'{path} has no {END_OF_TEXT} token, which ends a document here; add it to the file')
+        raise UserError(f'{path} has no token that ends a document; add {END_OF_TEXT} to the file')
     return tok
 
 def encode_batch(tok, batch):

@@ -35,8 +35,8 @@ top_p = 1.0             # only the likeliest tokens that together have this prob
 table = False           # instead: texts at several temperatures, and how many begin differently
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; not compiled on x86,
-                        # float16 is that of the matrices alone
+dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; not compiled on x86, and
+                        # in a GGUF file, whose auto is float16, that of the matrices alone
 compile = False         # faster tokens, after half a minute of compiling: for long texts
 gguf = ''               # instead: the file to which the model is written for llama.cpp and Ollama, say model.gguf
 # -----------------------------------------------------------------------------
@@ -116,13 +116,13 @@ def read_texts(model, texts, kv, place):
     idx = torch.tensor([text + [0] * (T - len(text)) for text in texts], device=place)
     if kv is None:
         return model(idx)[torch.arange(len(texts), device=place), lengths - 1]
-    kv.lengths.zero_()          # empties it: a prompt of one token would continue it
+    kv.lengths.zero_()          # empties it: a prompt of one token would continue the old text
     return model(idx, cache=kv, lengths=lengths)[:, 0]
 
 def fast_step(model, place, type_, compiled, rows):
     """
-    Moves the model to `place` and into its type. -> the model for one token more of each of `rows` texts: compiled, on
-    a GPU with its launches recorded and played back as one, or as it is, on a CPU in float16 with packed matrices.
+    Moves the model to `place` and into its type. -> the model for one token more of each of `rows` texts. Compiled on a
+    GPU, its launches are recorded and played back as one; not compiled on a CPU, float16 is that of packed matrices.
     """
     packed = type_ == 'float16' and not compiled and can_pack(place)
     model.compute_dtype = torch.float32 if packed else getattr(torch, type_)
@@ -136,9 +136,13 @@ def fast_step(model, place, type_, compiled, rows):
     from torch._inductor import config as inductor
     # the compiler packs the matrices, too: a token of 4 texts takes 0.7 of the time. the options below come too late
     inductor.freezing = rows > 1
-    # what matrices are multiplied by is written down, not computed again for each of their rows: 0.7 of the time
+    # the input of a matrix is stored, not computed again for each of its rows: 0.7 of the time
     written = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
     return torch.compile(model, dynamic=False, options=written)
+
+def first_ids(tok, prompt, stop):
+    """The ids of a prompt, at least one: a new text begins with the token that ends the one before."""
+    return tok.opening + tok.encode(prompt) or [stop or 0]
 
 def texts_of(steps, tok, stop):
     """The texts of what generate yields, without their ends."""
@@ -147,7 +151,7 @@ def texts_of(steps, tok, stop):
 def peek(model, tok, start, num_samples, max_new_tokens, seed):
     """Some texts of a model in training, for a person to look at."""
     model.eval()
-    prompts = [tok.opening + tok.encode(start) or [tok.eot or 0]] * num_samples
+    prompts = [first_ids(tok, start, tok.eot)] * num_samples
     steps = generate(model, prompts, max_new_tokens, tok.eot, tok.vocab_size, seed, temperature=0.8)
     texts = texts_of(steps, tok, tok.eot)
     model.train()
@@ -177,11 +181,11 @@ def read_prompt(start):
         raise UserError(f'can not read the prompt {start[5:]}: {e}; check the path')
 
 def find_stop(folder, tok):
-    """The id that ends a text: the tokenizer's, or that of config.json, or None."""
-    if tok.eot is not None:
-        return tok.eot
+    """The id that ends a text: that of config.json, or the tokenizer's, or None."""
     stop = read_json(folder / 'config.json').get('eos_token_id')
-    return stop[0] if isinstance(stop, list) else stop
+    if isinstance(stop, list):
+        stop = stop[0]
+    return tok.eot if stop is None else stop
 
 def say(text):
     print(text, file=sys.stderr)
@@ -233,11 +237,14 @@ def main():
     stop = find_stop(folder, tok)
     if gguf:
         type_ = choose_dtype('float16' if dtype == 'auto' else dtype, place)
-        write_gguf(gguf, model, tok, stop, type_)
+        try:
+            write_gguf(gguf, model, tok, stop, type_)
+        except OSError as e:
+            raise UserError(f'can not write {gguf} ({e}); give another path')
         say(f'wrote {gguf}: {model.num_params():,} parameters, {type_}')
         return
     prompt = read_prompt(start)
-    ids = tok.opening + tok.encode(prompt) or [stop or 0]     # a model needs a token to begin with
+    ids = first_ids(tok, prompt, stop)
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
     step = fast_step(model, place, type_, compiled, num_samples)

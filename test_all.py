@@ -1155,11 +1155,15 @@ def test_sample_writes_a_gguf_file_in_float16_by_itself(small_bpe):
     import gguf
     folder = save(small_gpt(vocab_size=300), eot=7)
     os.remove(folder / 'manifest.json')
-    Tokenizer(small_bpe.vocab, small_bpe.merges).save(folder / 'tokenizer.json')
+    Path('README.md').touch()
+    small_bpe.save(folder / 'tokenizer.json')
+    assert small_bpe.eot not in (None, 7)
     run_main(sample, out_dir=str(folder), gguf='new/m.gguf')
     reader = gguf.GGUFReader('new/m.gguf')
     assert {tensor.tensor_type for tensor in reader.tensors} == {0, 1}
     assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
+    with user_error('can not write README.md/m.gguf'):
+        run_main(sample, out_dir=str(folder), gguf='README.md/m.gguf')
 
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
     with user_error('no form'):

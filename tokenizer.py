@@ -22,6 +22,7 @@ import sys
 import threading
 from collections import Counter, defaultdict, deque
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import accumulate, chain, islice, product
 
 import numpy as np
@@ -745,7 +746,7 @@ class Ragged:
 
 class BaseTokenizer:
     """What all share: special tokens, streams, bytes. A subclass has `pattern`, which cuts text, and `word_ids`."""
-    opening = []        # ids that a prompt begins with: Llama was trained so
+    opening = []        # ids before every prompt, such as Llama's <s>
 
     def set_vocab(self, vocab, special_tokens):
         self.vocab = dict(vocab)
@@ -788,7 +789,7 @@ class BaseTokenizer:
         return self.encode_bytes(b'\xff'.join([part.encode() for part in parts[::2]]), special)
 
     def encode_bytes(self, raw, special=()):
-        """UTF-8 bytes -> array of ids; a byte 0xff becomes the next id of `special`, or that one if it is a number."""
+        """UTF-8 bytes -> array of ids; each byte 0xff becomes the next id of `special`, or `special` if that is one."""
         parts = [[*self.encode_ordinary(part.decode()), -1] for part in raw.split(b'\xff')]
         ids = np.array([*chain.from_iterable(parts)][:-1], int)
         ids[ids == -1] = special
@@ -1044,8 +1045,8 @@ class CharTokenizer(WordTokenizer):
 
 class ForeignTokenizer(BaseTokenizer):
     """
-    A tokenizer.json that cuts or spells in other ways (SmolLM's, Qwen's, Llama's), by the package `tokenizers`. All ids
-    are as there, so special tokens count as such in every text. Raises its errors, and ValueError for what loses text.
+    A tokenizer.json that cuts or spells in other ways (SmolLM's, Qwen's, Llama's), by the package `tokenizers`, with
+    the ids that it gives: special tokens are found in encode_ordinary, too. Raises its errors, and ValueError.
     """
     pattern = regex.compile('(?s).+')       # a text is one word
 
@@ -1064,7 +1065,7 @@ class ForeignTokenizer(BaseTokenizer):
         self.eot = next((special[token] for token in ENDS if token in special), None)
         self.opening = self.theirs.encode('').ids
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
-            raise ValueError('it loses text')
+            raise ValueError('a text does not come back from its ids')
 
     def word_ids(self, text):
         return self.theirs.encode(text, add_special_tokens=False).ids
@@ -1072,7 +1073,7 @@ class ForeignTokenizer(BaseTokenizer):
     def save(self, path):
         self.theirs.save(str(path))
 
-ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'
+ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
 PROBE = "It's 12  cafés,\n\tin 北京 😀"
 
 def from_sentencepiece(token):
@@ -1125,16 +1126,15 @@ def load_tokenizer(path):
     """
     data = read_json(path)
     try:
-        try:
+        with suppress(Foreign):
             return read_tokenizer(data)
-        except Foreign:
-            return ForeignTokenizer(path)
+        return ForeignTokenizer(path)
     except Exception as e:      # tokenizers has no class of errors of its own
         raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with '
                         f'the pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes, and, after '
                         f'`pip install tokenizers`, most others of language models')
 
-# the settings that are known here or that change no id; none of the others may be set
+# the settings that are known here or that change no id: a file that sets others is Foreign
 KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
     add_prefix_space trim_offsets use_regex id content normalized special""".split()
 
@@ -1164,7 +1164,7 @@ def read_tokenizer(data):
     return tok
 
 def find_pattern(pre_tokenizer):
-    """The name of our pattern that a pre_tokenizer of a tokenizer.json stands for."""
+    """The name of our pattern that a pre_tokenizer of a tokenizer.json, which is changed here, stands for."""
     for part in pre_tokenizer.get('pretokenizers', [pre_tokenizer]):
         if part['type'] == 'ByteLevel':
             part.setdefault('use_regex', True)
