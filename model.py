@@ -704,13 +704,11 @@ def write_gguf(path, model, tok, stop, type_):
     if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
         raise UserError('GGUF has no form for this: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
                         'BPE with the pattern of GPT-2 or GPT-4')
-    if not path.endswith('.gguf'):
-        raise UserError(f'--gguf={path}: give the name of a file that ends with .gguf')
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
     w.add_name(Path(path).stem)
-    add_shape(w, c, kind)
+    add_shape(w, c)
     add_tokens(w, tok, stop, c.vocab_size, gguf.TokenType)
 
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
@@ -726,21 +724,18 @@ def write_gguf(path, model, tok, stop, type_):
     w.close()
     os.replace(unfinished, path)
 
-def add_shape(w, c, kind):
-    w.add_vocab_size(c.vocab_size)
+def add_shape(w, c):
+    """The sizes of a model, those of other kinds too, which llama.cpp does not read."""
     w.add_context_length(c.block_size)
     w.add_block_count(c.n_layer)
     w.add_embedding_length(c.n_embd)
     w.add_feed_forward_length(c.d_ff)
     w.add_head_count(c.n_head)
     w.add_head_count_kv(c.n_kv_head)
-    if kind == 'gpt2':
-        w.add_layer_norm_eps(c.norm_eps)
-        return
-    w.add_layer_norm_rms_eps(c.norm_eps)
     w.add_key_length(c.head_dim)
     w.add_value_length(c.head_dim)
-    w.add_rope_dimension_count(c.head_dim)
+    w.add_layer_norm_eps(c.norm_eps)
+    w.add_layer_norm_rms_eps(c.norm_eps)
     w.add_rope_freq_base(c.rope_theta)
 
 def add_tokens(w, tok, stop, size, types):

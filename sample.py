@@ -183,8 +183,7 @@ def read_prompt(start):
 def find_stop(folder, tok):
     """The id that ends a text: that of config.json, or the tokenizer's, or None."""
     stop = read_json(folder / 'config.json').get('eos_token_id')
-    if isinstance(stop, list):
-        stop = stop[0]
+    stop = stop[0] if isinstance(stop, list) else stop
     return tok.eot if stop is None else stop
 
 def say(text):
