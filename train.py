@@ -691,14 +691,6 @@ def duration(seconds):
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
-def smaller_run():
-    """What to run instead where this would take days: the _cpu variant of the config file, if there is one."""
-    for argument in sys.argv[1:]:
-        smaller = argument.replace('.py', '_cpu.py')
-        if argument.endswith('.py') and os.path.exists(smaller):
-            return f'python train.py {smaller}'
-    return 'python train.py'
-
 def print_ending(run, meta, seconds):
     """What a general compressor needs for the same text, and what to do next."""
     val = meta['val']
@@ -833,8 +825,6 @@ def main():
             mfu = rate * model.flops_per_token(T) / peak if peak else None
             entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
             say(progress(step, step_seconds, left, **entry))
-            if line_step == 1 and left > 86400:
-                say(f'this takes days here; smaller: {smaller_run()}')
             if writing:
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
             line_step = None
