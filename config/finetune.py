@@ -1,5 +1,6 @@
 # Goes on from GPT-2's released weights (downloaded once), on Shakespeare or --dataset=<your text>. Architecture and
-# tokenizer are those of init_from, which can also be a checkpoint of yours or any Hugging Face Llama or GPT-2 folder:
+# tokenizer are those of init_from, which can also be a checkpoint of yours, or a Llama, Qwen3 or GPT-2 of Hugging Face,
+# a folder or owner/model of the hub:
 #   python train.py config/finetune.py --init_from=out/python/step_00000600 --dataset=my_code/
 # The result has not been measured here.
 dataset = 'shakespeare'
