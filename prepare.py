@@ -22,7 +22,6 @@ import re
 import shutil
 import sys
 import time
-import urllib.request
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -143,11 +142,8 @@ def fetch(files, known):
                 name = path.relative_to(DOWNLOADS).as_posix()
                 hf_hub_download(known['repo'], name, repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
             else:
-                part = path.with_suffix(f'.{os.getpid()}.part')
-                urllib.request.urlretrieve(known['url'], part)
-                if file_sha256(part) != known['sha256']:
-                    raise ValueError('its sha256 is wrong')
-                part.replace(path)
+                from torch.hub import download_url_to_file
+                download_url_to_file(known['url'], path, known['sha256'], progress=False)
         except Exception as e:      # a network has many ways to fail
             raise UserError(f'can not download {path.name} ({e}): put the file at {path} by hand and run this again; '
                             f'--dataset=python and your own files need no network')
