@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -323,7 +322,6 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
     print(f'preparing {settings["source"]} -> {folder}')
     read = partial(read_batches, files, val_files, settings['separator'], settings['val_fraction'])
-    start = time.perf_counter()
     tok = make_tokenizer(tokenizer, vocab_size, read())
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
@@ -331,9 +329,7 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     shutil.rmtree(new, ignore_errors=True)          # of a process that was killed
     new.mkdir()
     try:
-        learned = time.perf_counter()
         meta.update(write_shards(new, tok, read()))
-        encoded = time.perf_counter()
         meta['val'].update(compress(beginning(new, 'val', tok)))
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
@@ -343,7 +339,7 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
         new.replace(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    print_summary(meta, tok, dict(tokenizer=learned - start, encoding=encoded - learned))
+    print_summary(meta, tok)
 
 def write_shards(folder, tok, batches):
     """Encodes batches. -> {split: what meta.json says of it}"""
@@ -375,13 +371,10 @@ def compress(raw):
 # -----------------------------------------------------------------------------
 # the summary
 
-def print_summary(meta, tok, seconds):
+def print_summary(meta, tok):
     for split in ('train', 'val'):
         m = meta[split]
         print(f'{split:14} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | {rate(m)}')
-    size = meta['train']['bytes'] + meta['val']['bytes']
-    for phase, s in seconds.items():
-        print(f'{phase:14} | {s:.2f} s | {size / 1e6 / s:,.1f} MB/s')
     tokens = sorted(tok.vocab.values(), key=len)
     print(f'vocabulary     | {len(tok.vocab):,} tokens | {meta["train"]["used"] / len(tok.vocab):.1%} used in train')
     print('longest tokens |', [token.decode(errors='replace') for token in tokens[-5:]])
