@@ -378,8 +378,6 @@ def print_summary(meta, tok):
     tokens = sorted(tok.vocab.values(), key=len)
     print(f'vocabulary     | {len(tok.vocab):,} tokens | {meta["train"]["used"] / len(tok.vocab):.1%} used in train')
     print('longest tokens |', [token.decode(errors='replace') for token in tokens[-5:]])
-    if getattr(tok, 'merges', None):
-        print('last merges    |', [b' + '.join(pair).decode(errors='replace') for pair in tok.merges[-5:]])
 
 def rate(counts):
     return (f'{counts["bytes"] / max(counts["tokens"], 1):.2f} bytes per token | '
