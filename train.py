@@ -13,6 +13,7 @@ It prepares the data if they are not there, prints a line every log_interval ste
 
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
+import atexit
 import json
 import math
 import os
@@ -408,6 +409,8 @@ def connect(place, step):
     if WORLD_SIZE > 1:
         backend = 'nccl' if 'cuda' in place else 'gloo'
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        # subtle: gloo's threads need Python to free what was sent last, and abort if it has ended
+        atexit.register(time.sleep, 0.1)
     if combine('MAX', step, -step) != [step, -step]:        # the largest step, and the smallest
         raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
 
