@@ -526,12 +526,13 @@ def choose_compile(compile, place, flops=0.0):
     if 'cuda' in place:
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
-        possible = place == 'cpu' and any(map(shutil.which, ('g++', 'clang++', 'cl')))
+        # subtle: in an embedding's gradient as torch 2.6 compiles it, a token that comes twice counts once
+        possible = place == 'cpu' and torch.__version__ >= (2, 7) and any(map(shutil.which, ('g++', 'clang++', 'cl')))
     if compile == 'auto':
         return possible and flops >= COMPILE_FROM[place.split(':')[0]]
     if compile and not possible:
-        raise UserError('compiling needs a C++ compiler on a CPU, and Triton on a GPU: install it, or use '
-                        '--compile=False')
+        raise UserError('compiling needs torch 2.7 and a C++ compiler on a CPU, and Triton on a GPU: install what is '
+                        'missing, or use --compile=False')
     return compile
 
 def device_name(place):
@@ -787,7 +788,8 @@ def find_folder(name, say=print):
             folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
         except Exception as e:          # of many kinds: no network, no such model, no permission
             raise UserError(f'there is no folder {name}, and the hub does not give it ({type(e).__name__}): check the '
-                            f'name and the network, or download it by hand and give its folder')
+                            f'name (`ls out` shows the runs) and the network, or download it by hand and give its '
+                            f'folder')
         with suppress(KeyError, TypeError, ZeroDivisionError):      # load_model says what is wrong
             import_config(read_json(folder / 'config.json'))
     return folder
