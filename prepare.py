@@ -89,8 +89,8 @@ DOWNLOADS = Path('data/downloads')
 
 def find_source(dataset):
     """
-    -> what meta.json says of where a data set comes from, its files, its validation files if they come apart. Downloads
-    nothing. Raises UserError if there is no such data set.
+    -> what meta.json says of where a data set comes from, its files (none, if there is no such text or it is gone),
+    its validation files if they come apart. Downloads nothing.
     """
     known = DATASETS.get(dataset, {})
     files, val_files = ([DOWNLOADS / name for name in known.get(split, [])] for split in ('train', 'val'))
@@ -117,15 +117,14 @@ def standard_library():
     return sorted(files, key=Path.as_posix)
 
 def own_files(dataset):
-    """The file at a path, or all files in the folder there but hidden ones. Raises UserError where there are none."""
+    """The file at a path, or all files in the folder there but hidden ones; none, where nothing is there."""
     if os.path.isfile(dataset):
         return [Path(dataset)]
     found = sorted(Path(dataset).rglob('*'))
-    files = [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
-    if not files:
-        raise UserError(f'there is no data set {dataset!r}: give a file, a folder with files, or one of '
-                        f'{", ".join(DATASETS)}')
-    return files
+    return [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
+
+def text_sha256(files):
+    return hashlib.sha256(''.join(map(file_sha256, files)).encode()).hexdigest()
 
 def fetch(files, known):
     """
@@ -295,8 +294,8 @@ def encode_batch(tok, batch):
 def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     """
     The data folder of a data set, which is made if it is not there; or dataset itself, where it is a data folder. Of
-    several processes that want it one makes it and the others wait. Raises UserError for data that can not be read, and
-    where the folder holds other data.
+    several processes that want it one makes it and the others wait. Its text may be gone by then. Raises UserError for
+    data that can not be read, and where the folder holds other data.
     """
     folder = Path(dataset)
     if (folder / 'meta.json').exists() or (folder / 'train.bin').exists():
@@ -304,14 +303,23 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     check_knobs(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
+    own = dataset not in DATASETS
     if not folder.exists():
+        if not files:
+            raise UserError(f'there is no data set {dataset!r}: give a file, a folder with files, or one of '
+                            f'{", ".join(DATASETS)}')
         DOWNLOADS.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # else another process has made it meanwhile
                 fetch(files + val_files, DATASETS.get(dataset, {}))
+                settings['source_sha256'] = text_sha256(files) if own else ''
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
-    meta = read_meta(folder)
+    meta, made = read_meta(folder), (folder / 'meta.json').stat().st_mtime
+    if not files:
+        del settings['source_bytes']
+    if own and any(path.stat().st_mtime > made for path in files):      # to the same size, perhaps
+        settings['source_sha256'] = text_sha256(files)
     for key, value in settings.items():
         if meta.get(key) != value:
             raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '
@@ -349,7 +357,7 @@ def write_shards(folder, tok, batches):
         cuts = range(shard_tokens - start % shard_tokens, len(ids), shard_tokens)
         for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
             with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
-                part.tofile(file)
+                file.write(part)
         meta[split].update(counts)          # a Counter adds
         if split == 'train':
             seen[ids] = True
@@ -416,7 +424,7 @@ def read_meta(folder):
 def check_data(folder, meta):
     """
     Raises UserError where a file is not the one that meta tells of, or an id is not in the vocabulary. What was found
-    in a shard is remembered in checked.json while the file keeps its size and time. -> meta, where shards that it told
+    in a shard is remembered in checked.json while it stays the file it was. -> meta, where shards that it told
     nothing of (nanoGPT's) now have their tokens and sha256.
     """
     known, checked = {}, folder / 'checked.json'
@@ -429,7 +437,8 @@ def check_data(folder, meta):
         shards = meta['train']['shards'] + meta['val']['shards']
         for shard in tqdm(shards, 'checking', disable=None, leave=False):
             path = folder / shard['name']
-            stamp = f'{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}'
+            info = path.stat()
+            stamp = f'{path.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'      # a copy has another inode
             if stamp not in known:
                 known[stamp] = check_shard(path, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # a folder that can not be written to is checked every time

@@ -1576,9 +1576,17 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     assert prepare.find_or_prepare('./corpus.txt', 'bpe', 300) == folder
     assert (folder / 'meta.json').stat().st_mtime_ns == before
 
+    text = Path('corpus.txt').read_text()
+    write('corpus.txt', [text])             # a new file, the same text
+    assert prepare.find_or_prepare('corpus.txt', 'bpe', 300) == folder
+    write('corpus.txt', ['#' + text[1:]])
+    with user_error('was made with source_sha256'):
+        prepare.find_or_prepare('corpus.txt', 'bpe', 300)
     write_corpus('corpus.txt', 25)
     with user_error('was made with source_bytes'):
         prepare.find_or_prepare('corpus.txt', 'bpe', 300)
+    os.unlink('corpus.txt')                 # its tokens are enough
+    assert prepare.find_or_prepare('corpus.txt', 'bpe', 300) == folder
     Path('other').mkdir()
     write_corpus('other/corpus.txt')
     with user_error('was made with source = .*remove it'):
@@ -1666,6 +1674,8 @@ def test_what_was_right_is_read_again_only_when_the_file_has_changed(copied):
     file.write_bytes(bytes(old.st_size))
     os.utime(file, ns=(old.st_atime_ns, old.st_mtime_ns))
     checked(copied)             # the same size and time: it is not read
+    shutil.copytree(copied, 'another')      # with its time
+    refused(Path('another'), file.name)
     (copied / 'checked.json').write_text('{"not whole')
     refused(copied, file.name)
 
@@ -1712,6 +1722,13 @@ def test_prepare_that_was_killed_gives_the_same_shards_when_run_again():
     assert start(*args).wait() == 0
     assert contents(folder) == expected
     assert left() == [folder.name]
+
+def test_a_disk_that_fills_up_is_one_line():
+    write_corpus()
+    Path('small_disk.py').write_text('import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n')
+    done = launch(HERE / 'prepare.py', '--dataset=corpus.txt', '--tokenizer=byte', 'small_disk.py', status=2)
+    assert re.fullmatch('error: .*: make room, then run this again', done.stderr.strip())
+    assert left() == []
 
 def test_two_prepares_at_once_make_one_whole_folder():
     write_corpus()
@@ -2993,7 +3010,7 @@ def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is
     ranks = start_ranks(f'{line} faults.py', n)
     wait_for(ranks[0], '\nstep 3 ')
     # meanwhile nobody else may train there
-    assert 'another process trains in b' in refusal(capsys, f'{line} --init_from=auto')
+    assert f'another process trains in b (process {ranks[0].pid} on' in refusal(capsys, f'{line} --init_from=auto')
     os.kill(ranks[-1].pid, kind)
     assert [status_of(process) for process in ranks] == [128 + kind] * n
     step = Run('b').kept[0]
