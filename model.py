@@ -854,9 +854,12 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
             files['tokenizer_config.json'] = dict(
                 tokenizer_class='PreTrainedTokenizerFast', eos_token=token_of.get(eot), bos_token=token_of.get(eot),
                 model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
-        (unfinished / 'README.md').write_text(card, encoding='utf-8')
+        # a path in it may hold what is not UTF-8
+        (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1))
+        for path in unfinished.glob('*.safetensors'):       # safetensors lets only their owner read them
+            shutil.copymode(unfinished / 'config.json', path)
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
         for path in (*unfinished.iterdir(), unfinished):
@@ -865,7 +868,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         sync(folder.parent)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise UserError(f'{folder} can not be saved ({e}): make room for it, and go on with --init_from=resume')
+        raise UserError(f'{folder} can not be saved ({e})')
 
 def remove_checkpoint(folder):
     """Removes a checkpoint, which is no longer seen as one from the first moment on."""

@@ -991,7 +991,7 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
 def save(model, folder='step_1', eot=None):
     ByteTokenizer().save('tokenizer.json')
     tensors = dict(moments=torch.ones(3))
-    model_module.save_checkpoint(folder, model, 'tokenizer.json', eot, dict(step=1), tensors, 'A model card.')
+    model_module.save_checkpoint(folder, model, 'tokenizer.json', eot, dict(step=1), tensors, 'No UTF-8: \udcff')
     return Path(folder)
 
 def change(path, old, new):
@@ -1017,6 +1017,10 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     theirs = AutoModelForCausalLM.from_pretrained(save(model))
     assert theirs.config.model_type in name
     close(model(idx), theirs(idx).logits)
+
+def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
+    folder = save(small_gpt())
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     from transformers import AutoTokenizer
