@@ -177,7 +177,7 @@ def bench_train():
     model = build(c, 'meta')
     flops, tokens_per_step = model.flops_per_token(), train.batch_size * c.block_size
     place, type_, compiled = machine(train.max_iters * tokens_per_step * flops)
-    train.connect(place, 0)
+    train.connect(place, **train.config)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
     step, optimizer = make_step(c, place, type_, compiled)

@@ -48,6 +48,24 @@ class Diverged(UserError):
     """The loss or a weight is no longer a finite number."""
     status, kind = 3, 'diverged'
 
+class Output:
+    """A stream that nobody has to read: a closed terminal, a pipe without a reader or a full disk is no error."""
+    def __init__(self, stream):
+        self.stream, self.failure = stream, ''
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError as e:
+            self.failure = str(e)
+
+    def flush(self):
+        pass
+
 def launch(main):
     """Runs a script's main. A UserError becomes one line and its status; any other exception keeps its traceback."""
     try:
@@ -62,7 +80,8 @@ def launch(main):
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EROFS):
             raise
-        end(f'error: {e}: make room or choose another folder, then run this again', 2)
+        remedy = 'make room' if e.errno in (errno.ENOSPC, errno.EFBIG) else 'choose a folder that you may write to'
+        end(f'error: {e}: {remedy}, then run this again', 2)
 
 def end(line, status):
     print(line, file=sys.stderr)

@@ -206,6 +206,7 @@ def test_a_bug_keeps_its_traceback():
 
 @pytest.mark.parametrize('error, status, says', [
     (OSError(28, 'No space left on device'), 2, 'make room'),
+    (PermissionError(13, 'Permission denied'), 2, 'folder that you may write to'),
     (KeyboardInterrupt(), 130, 'stopped'),
 ])
 def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
@@ -1911,6 +1912,8 @@ def command(line):
     script, *arguments = line.split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('sys.argv', [script, *arguments])
+        patch.setattr('sys.stdout', sys.stdout)     # which train.py wraps
+        patch.setattr('sys.stderr', sys.stderr)
         patch.setitem(sys.modules, 'matplotlib.figure', None)       # a picture takes longer than these runs
         try:
             runpy.run_path(str(HERE / script), run_name='__main__')
@@ -2090,6 +2093,35 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(capsys):
     assert any(Path('a').glob('damaged_step_00000009*'))
     assert not any(Path('a').glob('.step*'))
 
+def test_damage_to_a_log_keeps_nothing_from_being_saved():
+    train_here('a', '--max_iters=4')
+    text = Path('a/log.jsonl').read_text()
+    merged, cut, stepless = text.replace('}\n{', '{', 1), text[:-20], '{"loss": 1.0}\nnull\n' + text
+    for steps, damaged in enumerate((merged, cut, stepless, text + '\0' * 50), 5):
+        Path('a/log.jsonl').write_text(damaged)
+        assert train_here('a', f'--max_iters={steps} --init_from=resume').kept[-1] == steps
+
+def test_a_resumed_run_says_which_knobs_are_others_and_keeps_the_old_ones(capsys):
+    train_here('a', '--max_iters=4 --dropout=0.1')
+    capsys.readouterr()
+    train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --init_from=resume')
+    said = re.findall('since step 4: (.*)', capsys.readouterr().out)
+    assert said == ['max_iters 4 -> 5', 'batch_size 8 -> 4']
+    assert knobs_in('a/config_until_00000004.py')['batch_size'] == 8
+    assert knobs_in('a/config.py')['batch_size'] == 4
+
+def knobs_in(path):
+    return configurator.run_file(path, configurator.Knobs(train.config))
+
+def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
+    train_here('a', '--max_iters=4')
+    os.rename('a', 'b')
+    os.rename('b/step_00000004', 'b/step_00000009')
+    assert command('train.py b/config.py --init_from=auto --max_iters=5') == 0
+    assert not Path('a').exists()
+    assert Run('b').kept == [4, 5]
+    assert not any(Path('b').glob('damaged*'))
+
 # a knob that changes | what the one line names
 CHANGES = '''
 --n_embd=64 | n_embd = 32
@@ -2120,6 +2152,7 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
             assert (run.last / name).read_bytes() == (first.last / name).read_bytes()
         assert command('train.py b/config.py --init_from=resume --max_iters=2') == 0
         assert Run('b').kept == [1, 2]
+        assert knobs_in('b/config.py')['init_from'] == source
         shutil.rmtree('b')
 
 def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_there(capsys):
@@ -2239,9 +2272,11 @@ def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, capsys):
 class FakeWandb:
     """wandb that may fail at its second entry."""
     def __init__(self, fails):
-        self.fails, self.entries = fails, []
+        self.fails, self.entries, self.ids = fails, [], []
 
-    def init(self, **kw):
+    def init(self, id, **kw):
+        self.ids.append(id)
+        self.id = id or 'new'
         return self
 
     def log(self, entry, step):
@@ -2259,6 +2294,8 @@ def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, monkeypatch, capsys
         assert capsys.readouterr().out.count('wandb failed') == 1
     else:
         assert wandb.entries == run.log
+        train_here('b', '--max_iters=5 --wandb_log --init_from=resume')
+        assert wandb.ids == [None, 'new']
 # -----------------------------------------------------------------------------
 # sample.py
 
@@ -2906,7 +2943,7 @@ def start_alone(line, rank=0, **env):
     """Starts a script in a process of its own: a fork where that can be, which need not import torch anew."""
     context = torch.multiprocessing.get_context(tokenizer_module.START_METHOD)
     process = context.Process(target=run_alone, args=(line, rank, env))
-    Path(f'said{rank}.txt').touch()
+    Path(f'said{rank}.txt').write_text('')
     process.start()
     return process
 
@@ -2915,15 +2952,20 @@ def run_alone(line, rank, env):
     # a shell ignores it for what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout = sys.stderr = open(f'said{rank}.txt', 'w')
-    sys.exit(command(line))
+    status = command(line)
+    sys.stdout = sys.stderr = None      # at its end a process would print what could not be printed before
+    sys.exit(status)
 
-def start_ranks(line, n):
-    """n processes that train together."""
+def free_port():
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
-        port = str(free.getsockname()[1])
-    env = dict(WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1', MASTER_PORT=port)
-    return [start_alone(line, rank, **env) for rank in range(n)]
+        return str(free.getsockname()[1])
+
+def start_ranks(line, n, other=''):
+    """n processes that train together. other: arguments of the last one alone."""
+    env = dict(WORLD_SIZE=str(n), MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
+    lines = [line] * (n - 1) + [f'{line} {other}']
+    return [start_alone(line, rank, **env) for rank, line in enumerate(lines)]
 
 def status_of(process):
     """The exit status of a process, which has to end soon."""
@@ -3023,16 +3065,72 @@ def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is
     resumed = train_here('b', f'{STEPS} --init_from=resume')
     assert resumed.bits == straight.bits
 
-def test_a_second_ctrl_c_ends_it():
+def start_hanging(step):
+    """A run that hangs in this step."""
     write_corpus()
-    write_faults("print('hangs', flush=True); time.sleep(60)")
+    write_faults(f"if len(_seen) == {step}: print('hangs', flush=True); time.sleep(60)")
     process = start_alone(f'train.py {SMALL_RUN} faults.py --out_dir=a')
     wait_for(process, 'hangs')
+    return process
+
+def test_a_signal_before_the_first_step_and_a_second_ctrl_c_end_it():
+    process = start_hanging(1)
+    os.kill(process.pid, signal.SIGTERM)
+    assert status_of(process) == -signal.SIGTERM        # a shell calls it 128 + n
+    shutil.rmtree('a')
+    process = start_hanging(2)
     os.kill(process.pid, signal.SIGINT)
     time.sleep(1.5)
     assert process.is_alive()
     os.kill(process.pid, signal.SIGINT)
     assert status_of(process) == 130
+
+NOBODY_READS = {
+    'pipe': 'r, w = os.pipe(); os.close(r); os.dup2(w, sys.stdout.fileno())',
+    'full disk': "os.dup2(os.open('/dev/full', os.O_WRONLY), sys.stdout.fileno())",
+}
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='Linux alone has it')
+@pytest.mark.parametrize('lose', NOBODY_READS.values(), ids=NOBODY_READS)
+def test_a_run_that_can_not_print_goes_on_and_still_hears_that_its_terminal_closes(lose):
+    straight = train_here('a', STEPS)
+    write_faults(f'if len(_seen) == 5: {lose}')
+    line = f'train.py {SMALL_RUN} {STEPS} faults.py'
+    assert status_of(start_alone(f'{line} --out_dir=b')) == 0
+    run = Run('b')
+    assert run.bits == straight.bits
+    assert 'step 60' not in said()
+    assert run.steps[-1]['not_printed']
+    process = start_alone(f'{line} --out_dir=c --max_iters=100000')
+    while not train.points(train.read_log(Path('c')), 'not_printed'):
+        assert process.is_alive()
+    os.kill(process.pid, signal.SIGHUP)
+    assert status_of(process) == 128 + signal.SIGHUP
+    assert Run('c').kept
+
+# the last of two processes has this too | what the one line says
+NOT_SHARED = '''
+--out_dir=d | --out_dir=d --seed=2 | seed
+--out_dir=d | --out_dir=d --dataset=other | data
+--out_dir=b | --out_dir=c | checkpoint
+'''.strip().splitlines()
+
+def test_processes_that_do_not_share_everything_stop_before_they_train():
+    for folder in 'b', 'c':
+        train_here(folder, f'--max_iters=2 --learning_rate={ord(folder)}e-5')
+    Path('data/corpus-byte').rename('here')
+    shutil.copytree('here', 'copy')
+    write_corpus('corpus.txt', 29)
+    prepare.find_or_prepare('corpus.txt', 'byte').rename('other')
+    for case in NOT_SHARED:
+        first, last, says = case.split(' | ')
+        ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first}', 2, last)
+        assert [status_of(process) for process in ranks] == [2, 2]
+        line = said().splitlines()[-1]
+        assert re.match(f'error: the processes do not have the same [^(]*{says}', line)
+    assert not any(Path('d').glob('step*'))
+    ranks = start_ranks(f'train.py {SMALL_RUN} --max_iters=2 --dataset=here --out_dir=d', 2, '--dataset=copy')
+    assert [status_of(process) for process in ranks] == [0, 0]
 
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     straight = train_here('a', '--max_iters=12')
@@ -3049,13 +3147,47 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     resumed = train_here('b', '--max_iters=12 --init_from=resume')
     assert resumed.bits == straight.bits
 
-def test_a_process_that_is_killed_is_started_again_by_torchrun():
+# what stands for Slurm, which starts a command on each of two nodes and hands signals on
+COMMANDS = {
+    'torchrun': f'exec {sys.executable} -m torch.distributed.run "$@"',
+    'srun': '"$@" & a=$!; "$@" & b=$!; trap "kill $a $b; wait $a $b" TERM; wait $a && wait $b',
+    'scontrol': 'if [ $1 = show ]; then echo localhost; else touch queued; fi',
+}
+
+def start_job(block, knobs):
+    """Runs a block of the README that starts processes again, with a small run."""
+    for name, text in COMMANDS.items():
+        Path(name).write_text(f'#!/bin/bash\n{text}\n')
+        Path(name).chmod(0o755)
+    changes = {
+        'train.py config/train_gpt2.py': f'{HERE}/train.py {SMALL_RUN} {knobs} faults.py',
+        'out/gpt2': 'b',
+        '29500': free_port(),
+        'node=8': 'node=1' if 'srun' in block else 'node=2',
+    }
+    for old, new in changes.items():
+        block = block.replace(old, new)
+    slurm = dict(SLURM_NNODES='2', SLURM_JOB_ID='7', SLURM_JOB_NODELIST='')
+    env = {**os.environ, **slurm, 'PATH': f'.:{os.environ["PATH"]}', 'OMP_NUM_THREADS': '1'}
+    return subprocess.Popen(['bash', '-c', block], env=env)
+
+@pytest.mark.parametrize('nodes', [1, 2])
+def test_a_job_as_the_readme_has_it_survives_a_killed_process_and_is_queued_again(nodes):
     knobs = f'{STEPS} --eval_interval=10'
     straight = train_here('a', knobs)
-    write_faults("if len(_seen) == 30 and os.environ['RANK'] == '1': die_once()")
-    options = '-m torch.distributed.run --standalone --nproc_per_node=2 --max-restarts=3'
-    line = f'{SMALL_RUN} {knobs} faults.py --out_dir=b --init_from=auto'
-    launch(*options.split(), HERE / 'train.py', *line.split(), TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
+    blocks = re.findall(r'^```sh\n(.*?)^```', (HERE / 'README.md').read_text(encoding='utf-8'), re.M | re.S)
+    block = [text for text in blocks if '--max-restarts' in text][nodes - 1]
+    write_faults("time.sleep(0.03)\n    if len(_seen) == 30 and os.environ['RANK'] == '1': die_once()")
+    job = start_job(block, knobs)
+    if nodes == 2:          # its time is almost up
+        while not (Path('killed').exists() and train.read_log(Path('b'))[-1]['step'] > 32):
+            assert job.poll() is None
+        job.send_signal(signal.SIGUSR1)
+        job.wait(60)
+        assert Path('queued').exists()
+        assert Run('b').kept[-1] < 60
+        job = start_job(block, knobs)
+    assert job.wait(120) == 0
     assert Path('killed').exists()
     assert Run('b').bits == straight.bits
 

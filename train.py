@@ -14,15 +14,18 @@ It prepares the data if they are not there, prints a line every log_interval ste
 and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
 import atexit
+import hashlib
 import json
 import math
 import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -32,9 +35,9 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 
-from configurator import Diverged, UserError, as_file, configure, launch, read_json
-from model import (GPT, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, device_name, find_folder,
-                   load_model, newest_whole, peak_flops, remove_checkpoint, save_checkpoint, set_up)
+from configurator import Diverged, Output, UserError, as_file, configure, file_sha256, launch, read_json
+from model import (GPT, MANIFEST, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, device_name,
+                   find_folder, load_model, newest_whole, peak_flops, remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import peek
 from tokenizer import load_tokenizer
@@ -85,6 +88,8 @@ wandb_project = 'gpt'
 wandb_run_name = ''     # '': the name of the folder
 # the model: all fields of GPTConfig in model.py are knobs too, as config['n_layer']
 # -----------------------------------------------------------------------------
+if __name__ == '__main__':
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)     # a run outlives its terminal
 config = configure(globals(), GPTConfig)
 
 RANK = int(os.environ.get('RANK', 0))               # which process this is, as torchrun says
@@ -349,7 +354,8 @@ def micro_batches(data, first, step, T, micro, place):
     starts = data.starts(first, batch_size, T, seed)
     grad_accum = batch_size // WORLD_SIZE // micro
     for i in range(RANK * grad_accum, (RANK + 1) * grad_accum):
-        # of dropout, which depends on the step and the micro-batch: any number of processes drops the same
+        # of dropout, which depends on the step and the micro-batch: any number of processes drops the same, as long as
+        # micro-batches have the same size
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i * micro:(i + 1) * micro], T, place)
 
@@ -389,6 +395,8 @@ class Interrupt:
     """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and ends. A second one ends the process."""
     def __init__(self):
         self.signal, self.heard, self.before = 0, 0.0, {}
+
+    def listen(self):
         for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1'):
             number = getattr(signal, name, None)        # Windows lacks two
             if number and signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores one
@@ -404,15 +412,24 @@ class Interrupt:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-def connect(place, step):
-    """Meets the other processes, if there are any. Raises UserError unless all are at the same step."""
-    if WORLD_SIZE > 1:
-        backend = 'nccl' if 'cuda' in place else 'gloo'
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-        # subtle: gloo's threads need Python to free what was sent last, and abort if it has ended
-        atexit.register(time.sleep, 0.1)
-    if combine('MAX', step, -step) != [step, -step]:        # the largest step, and the smallest
-        raise UserError('the processes found different checkpoints: share the folder of the run among all nodes')
+# a node may have its own of these. what they lead to, data and checkpoints, has to be the same
+OWN_KNOBS = ('dataset', 'tokenizer', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
+
+def connect(place, **shared):
+    """Meets the other processes, if there are any. Raises UserError unless all of `shared` is the same in all of them."""
+    if WORLD_SIZE == 1:
+        return
+    backend = 'nccl' if 'cuda' in place else 'gloo'
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    # subtle: gloo's threads need Python to free what was sent last, and abort if it has ended
+    atexit.register(time.sleep, 0.1)
+    numbers = [int(hashlib.sha256(repr(value).encode()).hexdigest()[:12], 16) for value in shared.values()]
+    largest, smallest = combine('MAX', *numbers), combine('MAX', *[-number for number in numbers])
+    differ = [name for name, high, low in zip(shared, largest, smallest) if high != -low]
+    if differ:
+        here = ', '.join(f'{name} = {shared[name]!r}' for name in differ)
+        raise UserError(f'the processes do not have the same {" and ".join(differ)} (here {here}): start all of them '
+                        f'with the same command, data and folder of the run')
 
 def combine(op, *numbers):
     """The sum ('SUM') or the largest ('MAX') of each number over all processes."""
@@ -444,34 +461,54 @@ def choose_out_dir():
 def lock(run):
     """Takes the folder of a run for this process, as long as that lives. Raises UserError."""
     run.mkdir(parents=True, exist_ok=True)
-    guard = FileLock(run / '.lock')
+    guard, process = FileLock(run / '.lock'), run / '.process'
     try:
         guard.acquire(timeout=0)
     except Timeout:
-        raise UserError(f'another process trains in {run}: wait for its end, stop it, or give another --out_dir')
+        which = process.read_text() if process.exists() else 'which has just begun'
+        raise UserError(f'another process trains in {run} ({which}): wait for its end, stop it, or give another '
+                        f'--out_dir')
     return guard
 
 def read_log(run):
-    """The entries of a run's log, without a last line that was not written to its end."""
+    """The entries of a run's log. What is none, such as a line that a full disk has cut, is passed over."""
     if not (run / 'log.jsonl').exists():
         return []
-    lines = (run / 'log.jsonl').read_text().splitlines()
-    return [json.loads(line) for line in lines if line.endswith('}')]
+    entries = []
+    for line in (run / 'log.jsonl').read_text(errors='replace').splitlines():
+        with suppress(ValueError):
+            entries.append(json.loads(line))
+    return [entry for entry in entries if isinstance(entry, dict) and 'step' in entry]
 
 def points(entries, name):
     """[(step, value), ...] of those entries of a log that have it."""
     return [(entry['step'], entry[name]) for entry in entries if name in entry]
 
-def start_files(run, step, knobs):
-    """Writes config.py, and drops what came after the checkpoint from which a run goes on."""
+def start_files(run, resumed, state, knobs):
+    """
+    Writes config.py, and drops what came after the checkpoint from which a run goes on. Says which knobs are not as
+    they were until then, and keeps those, too.
+    """
+    step = state['step']
+    write(run / '.process', f'process {os.getpid()} on {socket.gethostname()}')
     for partial in run.glob('.step_*.partial'):
         shutil.rmtree(partial)
+    folder = run / f'step_{step:08d}'
+    if resumed and not folder.exists():         # it was renamed
+        resumed.rename(folder)
     for later in checkpoints(run):
         if int(later.name[5:]) > step:          # not whole, or it would have been taken
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
-    write(run / 'config.py', as_file(knobs))
+    before = state['knobs']
+    changed = [name for name in knobs if before.get(name, knobs[name]) != knobs[name]]
+    for name in changed:
+        say(f'since step {step}: {name} {before[name]!r} -> {knobs[name]!r}')
+    if changed:
+        write(run / f'config_until_{step:08d}.py', as_file(before))
+    here = 'from pathlib import Path\n\nout_dir = Path(__file__).parent.as_posix()\n'
+    write(run / 'config.py', here + as_file(knobs))
     say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
 def write(path, text):
@@ -480,41 +517,39 @@ def write(path, text):
     partial.write_text(text, encoding='utf-8')
     partial.replace(path)
 
+@contextmanager
+def optional(what):
+    """What a run can do without: where it fails, training goes on."""
+    try:
+        yield
+    except Exception as e:
+        say(f'{what} failed ({type(e).__name__}: {e}); training goes on without it')
+
 class Log:
-    """Writes entries to log.jsonl, and to wandb as long as that works: training is worth more."""
-    def __init__(self, run):
+    """Writes entries to log.jsonl, and to wandb as long as that works."""
+    def __init__(self, run, state):
         self.path, self.wandb = run / 'log.jsonl', None
         if wandb_log:
-            try:
+            with optional('wandb'):
                 import wandb
-                name = wandb_run_name or run.name
-                self.wandb = wandb.init(project=wandb_project, name=name, config=dict(config), dir=str(run))
-            except Exception as e:
-                self.give_up(e)
+                self.wandb = wandb.init(project=wandb_project, name=wandb_run_name or run.name, config=dict(config),
+                                        dir=str(run), id=state['wandb_id'] or None, resume='allow')
+                state['wandb_id'] = self.wandb.id
 
     def __call__(self, **entry):
-        try:
-            with open(self.path, 'a') as f:
-                f.write(json.dumps(entry) + '\n')
-        except OSError as e:        # a full disk
-            print(f'can not write to {self.path} ({e}); training goes on')
+        if getattr(sys.stdout, 'failure', ''):
+            entry['not_printed'], sys.stdout.failure = sys.stdout.failure, ''
+        with optional(self.path), open(self.path, 'a') as f:
+            f.write(json.dumps(entry) + '\n')
         if self.wandb:
-            try:
-                self.wandb.log(entry, step=entry['step'])
-            except Exception as e:
-                self.give_up(e)
-
-    def give_up(self, error):
-        print(f'wandb failed and is off for this run: {type(error).__name__}: {error}')
-        self.wandb = None
+            works, self.wandb = self.wandb, None
+            with optional('wandb'):
+                works.log(entry, step=entry['step'])
+                self.wandb = works
 
 def draw_curves(run):
     """Loss by step, with learning rate, norm of the gradient and speed beside it, as curves.png."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print(f'no {run}/curves.png: pip install matplotlib')
-        return
+    from matplotlib.figure import Figure
     entries = read_log(run)
     figure = Figure(figsize=(12, 6), layout='constrained')
     axes = figure.subplot_mosaic([['loss', 'lr'], ['loss', 'grad_norm'], ['loss', 'tokens_per_second']],
@@ -525,10 +560,7 @@ def draw_curves(run):
         axis.grid(alpha=0.3)
     axes['loss'].plot(*zip(*points(entries, 'val_loss')), 'o--', label='validation')
     axes['loss'].legend()
-    try:
-        figure.savefig(run / 'curves.png', dpi=110)
-    except OSError as e:
-        print(f'no {run}/curves.png ({e}); training goes on')
+    figure.savefig(run / 'curves.png', dpi=110)
 
 def model_card(run, step, model, meta, state):
     """What the page of a checkpoint on the hub says: its README.md."""
@@ -562,7 +594,7 @@ def save(run, step, model, opt, scaler, tok_path, meta, state, last=True):
             save_checkpoint(folder, model, tok_path, meta['eot'], state, opt.moments(), card)
         except UserError as e:
             if last:
-                raise
+                raise UserError(f'{e}: mend that, and go on with --init_from=resume')
             say(f'{e}; training goes on, and the next evaluation saves')
             return          # old ones are dropped for a new one only
     best_step, _ = state['best']
@@ -577,6 +609,7 @@ NEW_STATE = dict(
     seconds=0.0, first_step=0.0,        # of training, and when the clock was first read after a step
     evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
     dtype='auto', compile='auto',       # what 'auto' has meant
+    knobs={}, wandb_id='',
 )
 
 def read_state(run, place):
@@ -664,13 +697,14 @@ def make_model(folder, vocab):
                         f'its tokenizer')
     return model
 
-def knobs_of_run(run, model, T, data_folder, source):
-    """The knobs that start a run again, for its config.py."""
-    knobs = {**config, **asdict(model.config), 'block_size': T, 'vocab_size': vocab_size, 'out_dir': run.as_posix()}
+def knobs_of_run(model, T, data_folder, source, state):
+    """The knobs that start a run again, in another folder, for its config.py."""
+    knobs = {**config, **asdict(model.config), 'block_size': T, 'vocab_size': vocab_size}
+    del knobs['out_dir']
     if source:
         knobs['dataset'] = data_folder.as_posix()       # its tokens come from the source's tokenizer
     else:
-        knobs['init_from'] = 'scratch'
+        knobs['init_from'] = state['knobs'].get('init_from', 'scratch')
     return knobs
 
 def describe(loss, meta):
@@ -702,10 +736,8 @@ def print_ending(run, meta, seconds):
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {checkpoints(run)[-1]}')
     print(f'sample from it  python sample.py --out_dir={run}')
-    more = f'--max_iters={2 * max_iters}'
-    if max_minutes:
-        more += f' --max_minutes={2 * max_minutes:g}'
-    print(f'train further   python train.py {run}/config.py --init_from=resume {more}')
+    minutes = f' --max_minutes={2 * max_minutes:g}' if max_minutes else ''
+    print(f'train further   python train.py {run}/config.py --init_from=resume --max_iters={2 * max_iters}{minutes}')
 
 # -----------------------------------------------------------------------------
 
@@ -733,13 +765,15 @@ def main():
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
     set_up(place)
     step = state['step']
-    connect(place, step)
 
     # the model
     torch.manual_seed(seed)
     model = make_model(resumed or source, meta['vocab_size']).to(place).train()
     model.compute_dtype = getattr(torch, type_)
     T = min(config['block_size'], model.config.block_size)
+    knobs = knobs_of_run(model, T, folder, source, state)
+    connect(place, step=step, checkpoint=file_sha256(resumed / MANIFEST) if resumed else '', data=data_hash(meta),
+            tokenizer=meta.get('tokenizer_sha256'), **{name: x for name, x in knobs.items() if name not in OWN_KNOBS})
     say(f'data    | {meta["source"]}, hash {data_hash(meta)}, in {folder}')
     say(f'device  | {place} ({device_name(place)}), {WORLD_SIZE} processes')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
@@ -754,6 +788,9 @@ def main():
         restore(resumed, opt, state)
         if state['scaler']:         # {} where there was none
             scaler.load_state_dict(state['scaler'])
+    if WORLD_SIZE > 1:
+        dist.broadcast(opt.p, 0)        # subtle: another kind of CPU draws other numbers from the same seed
+        combine('MAX', 0)               # all have read the checkpoint, which may have to be renamed
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
@@ -764,8 +801,9 @@ def main():
 
     state.update(dtype=type_, compile=compiled)
     if writing:
-        start_files(run, step, knobs_of_run(run, model, T, folder, source))
-        log = Log(run)
+        start_files(run, resumed, state, knobs)
+        log = Log(run, state)
+    state['knobs'] = knobs
 
     # training
     opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
@@ -792,8 +830,9 @@ def main():
             if writing:
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], val_loss=val_loss,
                     val_bpb=bits_per_byte(val_loss, meta))
-                draw_curves(run)
                 save(run, step, model, opt, scaler, tok_path, meta, state, last)
+                with optional(f'{run}/curves.png'):
+                    draw_curves(run)
                 if sample_tokens and tok and not last:
                     say(peek(model, tok, opening, 1, sample_tokens, seed)[0])
             line_step = None
@@ -818,6 +857,8 @@ def main():
         scaler.step(opt, lr)
         scaler.update()
         state['sequences'] += batch_size
+        if step == state['step'] + 1:           # before that there is nothing to save
+            interrupt.listen()
 
         # a line, with the mean loss since the line or the evaluation before
         if step % log_interval == 0 or step in (1, max_iters):
