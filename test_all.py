@@ -38,8 +38,11 @@ import regex
 import torch
 import torch.nn.functional as F
 from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 HERE = Path(__file__).resolve().parent
+not_windows = pytest.mark.skipif(os.name == 'nt', reason='Windows has no such signals, no resource and no bash')
 sys.path.insert(0, str(HERE))
 import bench
 import configurator
@@ -54,6 +57,7 @@ from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Toke
                        plain_encode, plain_train, train_bpe)
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
+torch.backends.mps.is_available = lambda: False
 torch.set_num_threads(1)                    # these models are too small for more
 
 @pytest.fixture(autouse=True)
@@ -706,7 +710,8 @@ SETTINGS = {
     'qwen3 padded': dict(vocab_size=1100, tie_weights=False),
 }
 every_setting = pytest.mark.parametrize('name', SETTINGS)
-needs_compiler = pytest.mark.skipif(not shutil.which('g++') or torch.__version__ < (2, 7), reason='can not compile')
+can_compile = model_module.choose_compile('auto', 'cpu', math.inf)
+needs_compiler = pytest.mark.skipif(not can_compile, reason='can not compile')
 close = torch.testing.assert_close
 
 def small_config(name='qwen3', **fields):
@@ -1728,6 +1733,7 @@ def test_prepare_that_was_killed_gives_the_same_shards_when_run_again():
     assert contents(folder) == expected
     assert left() == [folder.name]
 
+@not_windows
 def test_a_disk_that_fills_up_is_one_line():
     write_corpus()
     Path('small_disk.py').write_text('import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n')
@@ -3044,6 +3050,7 @@ def test_a_run_killed_at_any_moment_ends_as_one_that_was_not():
 
 STEPS = '--max_iters=60 --dropout=0.1 --micro_batch_size=4'
 
+@not_windows
 @pytest.mark.parametrize('n, kind', [
     (1, signal.SIGTERM),
     (1, signal.SIGINT),
@@ -3073,6 +3080,7 @@ def start_hanging(step):
     wait_for(process, 'hangs')
     return process
 
+@not_windows
 def test_a_signal_before_the_first_step_and_a_second_ctrl_c_end_it():
     process = start_hanging(1)
     os.kill(process.pid, signal.SIGTERM)
@@ -3132,6 +3140,7 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
     ranks = start_ranks(f'train.py {SMALL_RUN} --max_iters=2 --dataset=here --out_dir=d', 2, '--dataset=copy')
     assert [status_of(process) for process in ranks] == [0, 0]
 
+@not_windows
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     straight = train_here('a', '--max_iters=12')
     old = train_here('b', '--max_iters=4 --eval_interval=2 --lr_decay_iters=12')
@@ -3171,6 +3180,7 @@ def start_job(block, knobs):
     env = {**os.environ, **slurm, 'PATH': f'.:{os.environ["PATH"]}', 'OMP_NUM_THREADS': '1'}
     return subprocess.Popen(['bash', '-c', block], env=env)
 
+@not_windows
 @pytest.mark.parametrize('nodes', [1, 2])
 def test_a_job_as_the_readme_has_it_survives_a_killed_process_and_is_queued_again(nodes):
     knobs = f'{STEPS} --eval_interval=10'
