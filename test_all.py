@@ -1864,7 +1864,8 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compi
     optimizer = train.Optimizer(ours, 'muon', (0.9, 0.99), 1e-3, 0.1, every, adamw_scale=2.0)
     if compiled:
         optimizer.compile()
-    shapes, others = {}, []
+        torch._dynamo.reset()
+    shapes, others, graphs = {}, [], []
     for name, p in plain.named_parameters():
         if 'layers' in name and p.dim() > 1:
             shapes.setdefault(p.shape, []).append((p, torch.zeros_like(p)))
@@ -1879,7 +1880,21 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compi
             for i, (p, m) in enumerate(matrices):
                 turn = (step - i) % every == 0
                 plain_muon(p, m, 0.01 * every if turn else 0.0)
+        if compiled:
+            graphs.append(torch._dynamo.utils.counters['stats']['unique_graphs'])
     near_weights(ours, plain, 1e-5)
+    assert len({*graphs[every:]}) <= 1, 'a turn was compiled again'
+
+def test_where_no_matrix_has_its_turn_nothing_is_called_which_an_apple_gpu_can_not(monkeypatch):
+    def orthogonalize(x, dtype):
+        assert len(x)
+        return x
+
+    monkeypatch.setattr('train.orthogonalize', orthogonalize)
+    model, _ = two_models(n_layer=2)
+    optimizer = train.Optimizer(model, 'muon', muon_every=4)
+    for _ in range(4):
+        optimizer.step(0.01)
 
 @pytest.mark.parametrize('decay, want', [
     ('linear', [1.0, 0.775, 0.55, 0.325, 0.1]),

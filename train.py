@@ -212,7 +212,10 @@ class Optimizer(torch.optim.Optimizer):
         return self.views(self.m, 'm.') | self.views(self.v, 'v.')
 
     def compile(self):
-        self.update = torch.compile(self.update, dynamic=False)
+        # not all of update: as one graph it takes twice as long, and each turn would be another one
+        self.rule = torch.compile(self.rule, dynamic=False)
+        self.muon = torch.compile(self.muon, dynamic=False)
+        torch._dynamo.config.cache_size_limit = 64      # a form for each shape of matrices; 8 are too few
         self.piece = len(self.p)
 
     @torch.no_grad()
@@ -244,7 +247,8 @@ class Optimizer(torch.optim.Optimizer):
         moving = slice(turn, None, self.muon_every)
         for p, g, m in self.stacks:
             m.lerp_(g, 0.05)
-            self.muon(p[moving], g[moving], m[moving])
+            if turn < len(p):
+                self.muon(p[moving], g[moving], m[moving])
 
     def muon(self, p, g, m):
         """
