@@ -81,9 +81,9 @@ def machine(flops=math.inf, generates=False):
     """-> device, dtype, and whether to compile for so many FLOPs"""
     train.check_knobs()
     place = choose_device(train.device, train.LOCAL_RANK)
+    set_up(place)
     compiled = choose_compile(train.compile, place, flops)
     type_ = choose_dtype(train.dtype, place, packed=generates and not compiled)
-    set_up(place)
     print(f'machine | {place} ({device_name(place)}), {type_}, compile {compiled}')
     return place, type_, compiled
 
@@ -198,7 +198,7 @@ def bench_train():
         clock = 'self_device_time_total' if 'cuda' in place else 'self_cpu_time_total'
         print(found.key_averages().table(sort_by=clock, row_limit=10))
     for name in ('train_tinystories', 'train_gpt2'):
-        print_run(name, place, type_, compiled)
+        print_run(name, place, type_)
     if train.WORLD_SIZE > 1:
         dist.destroy_process_group()
 
@@ -218,18 +218,19 @@ def matmul_flops(place, type_):
     seconds = min(seconds_of(lambda: x @ x, place) for _ in range(5))
     return 2 * n ** 3 / seconds
 
-def print_run(name, place, type_, compiled):
+def print_run(name, place, type_):
     """How long a run of config/ would take here, by a pass over a part of a batch; no optimizer, no evaluation."""
     knobs = Knobs(config.defaults)
     read_arguments([f'{HERE}/config/{name}.py'], knobs)
     c = model_config(knobs)
     model = build(c, place, type_)
-    at_once = 16384 if 'cuda' in place else 1024            # tokens
-    if 'cuda' in place and compiled:                        # on a CPU that takes longer than the answer is worth
-        model = torch.compile(model)
+    at_once = 4096 if 'cuda' in place else 1024            # tokens
     x, y = random_batch(c, at_once // c.block_size, place)
-    seconds = min(seconds_of(lambda: model(x, y).backward(), place) for _ in range(3))
     total = knobs['max_iters'] * knobs['batch_size'] * c.block_size
+    # on a CPU that takes longer than the answer is worth
+    if 'cuda' in place and choose_compile(train.compile, place, total * model.flops_per_token()):
+        model = torch.compile(model, dynamic=False)
+    seconds = min(seconds_of(lambda: model(x, y).backward(), place) for _ in range(3))
     hours = seconds * total / x.numel() / train.WORLD_SIZE / 3600
     print(f'here    | {name}, {total / 1e9:.2g}B tokens: about {hours:,.1f} hours')
 
@@ -484,6 +485,8 @@ def bench_find_lr():
     times the knob's, until the loss does too.
     """
     place, type_, _ = machine()
+    if type_ == 'float16':          # it would need a scaler
+        type_ = 'float32'
     _, meta, data, _ = train.open_data(train.tokenizer)
     model = build(train.model_config(vocab_size=meta['vocab_size']), place, type_)
     optimizer, T = train.make_optimizer(model), model.config.block_size

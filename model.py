@@ -21,6 +21,7 @@ import platform
 import re
 import shutil
 import sys
+import sysconfig
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -134,7 +135,10 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     return F.dropout(att, dropout) @ v
 
 def fused_attention(q, k, v, dropout=0.0):
-    """The same with a causal mask, by torch's kernels, which hold no (T, T) matrix in memory."""
+    """
+    The same with a causal mask, by torch's kernels, which hold no (T, T) matrix in memory. On a Hopper take torch 2.11
+    or newer, which chooses cuDNN's there.
+    """
     # subtle: on a CPU its backward pass is 5 times as fast in float32 as in bfloat16
     dtype = q.dtype
     if q.device.type == 'cpu' and dtype == torch.bfloat16:
@@ -312,7 +316,7 @@ class KVCache:
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.rows = torch.arange(batch, device=device)
         self.size = size
-        if device.type == 'cuda':               # CUDA graphs may write to what never moves
+        if device.type == 'cuda' and 'torch._dynamo' in sys.modules:       # CUDA graphs may write to what never moves
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
 
@@ -524,15 +528,19 @@ def choose_compile(compile, place, flops=0.0):
     if compile not in (True, False, 'auto'):
         raise UserError(f'compile = {compile!r}: give True, False or auto')
     if 'cuda' in place:
+        compilers = 'gcc', 'clang', 'cl'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
+        compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
         # subtle: in an embedding's gradient as torch 2.6 compiles it, a token that comes twice counts once
-        possible = place == 'cpu' and torch.__version__ >= (2, 7) and any(map(shutil.which, ('g++', 'clang++', 'cl')))
+        possible = place == 'cpu' and torch.__version__ >= (2, 7)
+    header = Path(sysconfig.get_path('include'), 'Python.h')        # which is in a package of its own in places
+    possible = possible and header.exists() and any(map(shutil.which, compilers))
     if compile == 'auto':
         return possible and flops >= COMPILE_FROM[place.split(':')[0]]
     if compile and not possible:
-        raise UserError('compiling needs torch 2.7 and a C++ compiler on a CPU, and Triton on a GPU: install what is '
-                        'missing, or use --compile=False')
+        raise UserError('compiling needs a C++ compiler, Python.h (python3-dev), and torch 2.7 on a CPU, Triton on a '
+                        'GPU: install what is missing, or use --compile=False')
     return compile
 
 def device_name(place):
@@ -544,6 +552,9 @@ def device_name(place):
 def set_up(place):
     """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU. Raises UserError."""
     if 'cuda' in place:
+        # before the first tensor there: pieces of odd sizes leave no holes
+        name = 'PYTORCH_ALLOC_CONF' if torch.__version__ >= (2, 9) else 'PYTORCH_CUDA_ALLOC_CONF'
+        os.environ.setdefault(name, 'expandable_segments:True')
         torch.set_float32_matmul_precision('high')
         torch.cuda.set_device(place)
         try:

@@ -228,9 +228,9 @@ def main():
     check_knobs()
     folder = find_checkpoint(out_dir)
     place = choose_device(device)
+    set_up(place)
     compiled = choose_compile(compile, place)
     type_ = choose_dtype(dtype, place, packed=not compiled)
-    set_up(place)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
     stop = find_stop(folder, tok)
@@ -251,7 +251,7 @@ def main():
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,
                   temperature=temperature, top_k=top_k, top_p=top_p)
     if compiled:
-        list(islice(run(), 2))          # the first steps, which compile: the speed is that of the others
+        list(islice(run(), 4))          # the prompt, then a step to compile, to warm up and to record: not timed
     show = print_table if table else print_texts
     show(run, tok, prompt, stop)
 

@@ -1431,17 +1431,23 @@ def test_generation_that_is_not_compiled_packs_where_it_can(monkeypatch):
         assert model_module.choose_dtype('auto', 'cpu') == 'bfloat16'
         assert model_module.choose_dtype('float32', 'cpu', packed=True) == 'float32'
 
-def test_compiling_needs_triton_or_a_compiler_and_enough_to_do(monkeypatch):
+def test_compiling_needs_triton_a_compiler_python_h_and_enough_to_do(monkeypatch, tmp_path):
     choose = model_module.choose_compile
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (9, 0))
     monkeypatch.setattr('model.find_spec', lambda name: name)
+    monkeypatch.setattr('shutil.which', lambda name: name)
+    monkeypatch.setattr('sysconfig.get_path', lambda name: tmp_path)
+    assert not choose('auto', 'cuda:0', flops=1e18)
+    (tmp_path / 'Python.h').touch()
     assert choose('auto', 'cuda:0', flops=1e18)
     assert not choose('auto', 'cuda:0', flops=1e13)
+    monkeypatch.setattr('shutil.which', lambda name: None)
+    assert not choose('auto', 'cuda:0', flops=1e18)
+    monkeypatch.setattr('shutil.which', lambda name: name)
     monkeypatch.setattr('model.find_spec', lambda name: None)
     assert not choose('auto', 'cuda:0', flops=1e18)
 
     monkeypatch.setattr('torch.__version__', TorchVersion('2.10.0'))
-    monkeypatch.setattr('shutil.which', lambda name: name)
     assert choose('auto', 'cpu', flops=1e16)
     assert not choose('auto', 'cpu', flops=1e9)
     assert choose(True, 'cpu')
@@ -2227,14 +2233,44 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
             return random_ids(2, len(starts), T)
 
     def cramped(x, y):
-        if len(x) > 2:
-            raise torch.OutOfMemoryError('too large')
+        if len(x) > 4:
+            raise RuntimeError('CUBLAS_STATUS_ALLOC_FAILED')
+        free[0] = 0.5 / len(x)
         return torch.zeros(1, requires_grad=True)
 
-    assert train.fit_micro_batch(cramped, SomeIds(), 16, 'cpu', 8) == 2
+    free, opt = [1.0], train.Optimizer(small_gpt())
+    monkeypatch.setattr('torch.cuda.mem_get_info', lambda place: (free[0], 10.0))
+    assert train.fit_micro_batch(cramped, opt, SomeIds(), 16, 'cpu', 8) == 2        # 4 leave too little
     monkeypatch.setattr('train.micro_batch_size', 4)       # as asked
     with user_error('smaller --micro_batch_size'):
-        train.fit_micro_batch(cramped, SomeIds(), 16, 'cpu', 4)
+        train.fit_micro_batch(cramped, opt, SomeIds(), 16, 'cpu', 4)
+    with pytest.raises(RuntimeError, match='another fault'):
+        train.fit_micro_batch(lambda x, y: fail('another fault'), opt, SomeIds(), 16, 'cpu', 4)
+
+def fail(what):
+    raise RuntimeError(what)
+
+def test_evaluation_takes_no_more_at_once_than_training():
+    write_corpus()
+    data = Prepared('corpus.txt', tokenizer='byte')
+    shards, model, sizes = prepare.Shards(data.folder, 'val', data.meta), small_gpt(vocab_size=257), []
+    model.register_forward_hook(lambda model, inputs, loss: sizes.append(len(inputs[0])))
+    one, all_ = (train.evaluate(model, shards, 8, 800, 'cpu', most) for most in (3, 100))
+    near(one, all_, 1e-6)
+    assert max(sizes[:34]) == 3
+    assert sizes[34] == 100
+
+@pytest.mark.parametrize('before, now, kept', [('bfloat16', 'bfloat16', True), ('bfloat16', 'float16', False)])
+def test_a_run_goes_on_in_its_type_where_a_card_has_it(before, now, kept, monkeypatch):
+    train_here('a', '--max_iters=1')
+    monkeypatch.setattr('train.init_from', 'resume')
+    monkeypatch.setattr('train.choose_dtype', lambda dtype, place: now)
+    path = Path('a/step_00000001/training.json')
+    state = json.loads(path.read_text())
+    monkeypatch.setattr('train.newest_whole', lambda run, say: path.parent)
+    path.write_text(json.dumps({**state, 'device': 'cuda', 'dtype': before}))
+    _, state = train.read_state(Path('a'), 'cuda:0')
+    assert (state['dtype'] == before) == kept
 
 def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(capsys, monkeypatch):
     write_corpus()
@@ -2420,6 +2456,37 @@ def test_compiled_generation_is_the_plain_one(B):
 # -----------------------------------------------------------------------------
 # the command
 
+class Card(TorchDispatchMode):
+    """Notes what makes a tensor anywhere but on the device 'meta', which stands for a GPU: it has shapes alone."""
+    def __init__(self):
+        super().__init__()
+        self.elsewhere = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **kwargs or {})
+        if any(isinstance(x, torch.Tensor) and not x.is_meta for x in tree_leaves(out)):
+            self.elsewhere.add(str(function))
+        return out
+
+@every_setting
+def test_all_that_a_model_on_a_gpu_computes_with_lies_there(name, monkeypatch):
+    monkeypatch.setattr('torch.Tensor.tolist', lambda self: [1] * len(self))        # nothing has a value there
+    monkeypatch.setattr('torch.Tensor.__int__', lambda self: 4)
+    model = small_gpt(name, dropout=0.1).to('meta')
+    optimizer = train.Optimizer(model, 'muon', muon_every=2)
+    idx = torch.zeros(2, 8, dtype=torch.int64, device='meta')
+    with Card() as card:
+        model(idx, idx).backward()
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.clip(1.0)
+        optimizer.step(0.1)
+        optimizer.step(0.1)
+        assert not card.elsewhere
+        model.eval()
+        list(sample.generate(model, [[1, 2, 3], [4, 3, 2, 1]], 3 * model.config.block_size, top_p=0.9))
+    # each text has a generator of its own, on the CPU
+    assert card.elsewhere <= {'aten.rand.generator', 'aten.stack.default'}
+
 def write_run(name, age=0):
     """A run of a model that says anything, so many seconds old."""
     folder = save(small_gpt(vocab_size=257), f'out/{name}/step_1', eot=256)
@@ -2558,7 +2625,7 @@ def test_micro_batches_take_the_step_of_the_whole_batch(monkeypatch):
 def test_the_time_of_a_known_run_is_its_tokens_times_what_a_token_takes(monkeypatch, capsys):
     monkeypatch.setattr('bench.seconds_of', lambda *args: 0.5)
     assert bench.matmul_flops('cpu', 'float32') == 4 * 4096 ** 3
-    bench.print_run('train_shakespeare_char_cpu', 'cpu', 'float32', False)
+    bench.print_run('train_shakespeare_char_cpu', 'cpu', 'float32')
     hours = numbers(capsys.readouterr().out)[-1]
     knobs = configurator.Knobs(train.config.defaults)
     configurator.read_arguments([str(HERE / 'config/train_shakespeare_char_cpu.py')], knobs)

@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -319,13 +320,20 @@ def divide_batch(T, place):
     most = 32768 if 'cuda' in place else 16384     # tokens at once, beyond which nothing gets faster
     return micro_batch_size or largest_divisor(share, most // T)
 
-def fit_micro_batch(model, data, T, place, micro):
-    """Halves the micro-batch until a forward and backward pass fits into the memory of every GPU. -> micro-batch"""
+def fit_micro_batch(model, opt, data, T, place, micro):
+    """Halves the micro-batch until a step fits into the memory of every GPU, with something to spare. -> micro-batch"""
+    if WORLD_SIZE > 1:
+        dist.all_reduce(opt.g)          # NCCL takes its buffers now
     while True:
         too_large = 0
         try:
             model(*data.batch([0] * micro, T, place)).backward()
-        except torch.OutOfMemoryError:
+            torch.empty(3 * len(opt.p), device=place)           # what AdamW takes when it is not compiled
+            free, total = torch.cuda.mem_get_info(place)
+            too_large = int(free < 0.02 * total)
+        except RuntimeError as e:       # of torch, Triton or cuBLAS
+            if not re.search('out of memory|ALLOC_FAILED', str(e)):
+                raise
             too_large = 1
         torch.cuda.empty_cache()        # out of the except, which holds what did not fit
         if combine('MAX', too_large) == [0]:
@@ -347,7 +355,7 @@ def compile_and_fit(model, opt, data, T, place, before):
         opt.compile()
     micro = divide_batch(T, place)
     if 'cuda' in place:
-        micro = fit_micro_batch(fast, data, T, place, micro)
+        micro = fit_micro_batch(fast, opt, data, T, place, micro)
     return fast, compiled, micro
 
 def micro_batches(data, first, step, T, micro, place):
@@ -360,20 +368,21 @@ def micro_batches(data, first, step, T, micro, place):
     for i in range(RANK * grad_accum, (RANK + 1) * grad_accum):
         # of dropout, which depends on the step and the micro-batch: any number of processes drops the same, as long as
         # micro-batches have the same size
-        torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
+        if config['dropout']:
+            torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i * micro:(i + 1) * micro], T, place)
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens, place):
+def evaluate(model, data, T, max_tokens, place, most=math.inf):
     """
     Mean loss in nats per token over the first max_tokens (0: all) of a split, in whole sequences of T where there are
-    any: the same every time, for any number of processes, each of which takes its share of the batches.
+    any, `most` of them at once: the same for any number of processes, each of which takes its share of the batches.
     """
     model.eval()
     n = len(data) - 1           # every token but the first is a target
     if max_tokens:
         n = min(n, max_tokens)
-    starts, at_once = range(0, n - T + 1, T), max(8192 // T, 1)
+    starts, at_once = range(0, n - T + 1, T), max(min(8192 // T, most), 1)
     batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
     if n % T and (max_tokens == 0 or n < T):        # the last, shorter sequence
         batches.append([n - n % T])
@@ -622,6 +631,8 @@ def read_state(run, place):
     state. What 'auto' meant is kept, so that the sums are the same, unless the device is of another kind.
     """
     kind = place.split(':')[0]
+    if kind == 'cuda' and choose_dtype('auto', place) != 'bfloat16':
+        kind = 'cuda without bfloat16'
     if init_from == 'resume' and not checkpoints(run):
         raise UserError(f'{run} holds no checkpoint yet: start again with another --out_dir, or with --init_from=auto')
     if init_from not in ('resume', 'auto') or not checkpoints(run):
@@ -754,6 +765,7 @@ def main():
     # the machine and the run: what can be wrong is found before any data are prepared
     check_knobs()
     place = choose_device(device, LOCAL_RANK)
+    set_up(place)
     run = choose_out_dir()
     source = None if init_from in ('scratch', 'resume', 'auto') else find_folder(init_from)
     resumed, state = read_state(run, place)
@@ -767,7 +779,6 @@ def main():
     check_same_data(resumed, state, meta)
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
-    set_up(place)
     step = state['step']
 
     # the model
@@ -796,6 +807,7 @@ def main():
         dist.broadcast(opt.p, 0)        # subtle: another kind of CPU draws other numbers from the same seed
         combine('MAX', 0)               # all have read the checkpoint, which may have to be renamed
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
+    most = micro if 'cuda' in place else math.inf       # what fits, evaluations must fit into, too
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
@@ -815,6 +827,7 @@ def main():
     interrupt, stop = Interrupt(), 0
     check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # GPUs would wait for the host
     began = time.perf_counter() - state['seconds']
+    drawn = -math.inf       # when the picture was
     line_step = None        # a line counts steps, time and loss from here on; None: from the next step on
     while True:
         # signals and the clock, which all processes must agree on
@@ -826,7 +839,9 @@ def main():
         # evaluate and save
         last = finished(step, state)
         if (last or step % eval_interval == 0) and not stop and step != state['evaluated']:     # not at step 0
-            val_loss = evaluate(model, val_data, T, eval_tokens, place)
+            if WORLD_SIZE > 1:
+                dist.broadcast(opt.p, 0)        # another card may have chosen another kernel, and drifted by an ulp
+            val_loss = evaluate(model, val_data, T, eval_tokens, place, most)
             check_finite(step, opt, val_loss)
             state['evaluated'] = step
             state['best'] = min(state['best'], [step, val_loss], key=lambda entry: entry[1])
@@ -835,8 +850,10 @@ def main():
                 log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], val_loss=val_loss,
                     val_bpb=bits_per_byte(val_loss, meta))
                 save(run, step, model, opt, scaler, tok_path, meta, state, last)
-                with optional(f'{run}/curves.png'):
-                    draw_curves(run)
+                if last or time.monotonic() > drawn + 30:       # it takes half a second
+                    drawn = time.monotonic()
+                    with optional(f'{run}/curves.png'):
+                        draw_curves(run)
                 if sample_tokens and tok and not last:
                     say(peek(model, tok, opening, 1, sample_tokens, seed)[0])
             line_step = None
@@ -886,7 +903,7 @@ def main():
         say(f'\nstopped at step {step}; go on with: python train.py {run}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()
-    val_loss = evaluate(model, val_data, T, 0, place)
+    val_loss = evaluate(model, val_data, T, 0, place, most)
     if writing:
         log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         if sample_tokens and tok:

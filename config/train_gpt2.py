@@ -16,7 +16,6 @@ position = 'learned'
 mlp = 'gelu'
 
 batch_size = 512
-micro_batch_size = 32
 max_iters = 19_073
 warmup_iters = 715
 optimizer = 'adamw'

@@ -11,7 +11,6 @@ tie_weights = True
 qk_norm = False
 
 batch_size = 1024           # sequences; an optimizer step accumulates over as many micro-batches as it takes
-micro_batch_size = 32
 max_iters = 2_088
 warmup_iters = 100
 optimizer = 'adamw'

@@ -17,8 +17,8 @@ learning_rate = 1e-3
 min_lr = 1e-4
 beta2 = 0.99
 
-eval_interval = 250
+eval_interval = 500
 eval_tokens = 0
 log_interval = 10
-sample_tokens = 300
+sample_tokens = 100
 sample_start = '\n'
