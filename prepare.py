@@ -34,8 +34,8 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from configurator import UserError, configure, file_sha256, launch, read_json, sync
-from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer,
-                       add_counts, check_vocab_size, count_words, default_workers, load_tokenizer, merge_words,
+from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
+                       add_counts, byte_tokenizer, check_vocab_size, default_workers, load_tokenizer, merge_words,
                        parallel_map, read_blocks)
 
 # -----------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def in_parallel(function, batches):
 def make_tokenizer(kind, vocab_size, batches):
     """Trains a tokenizer on batches, or opens one."""
     if kind == 'byte':
-        return ByteTokenizer()
+        return byte_tokenizer()
     if kind == 'gpt2':          # the files of its release, downloaded once
         files = DOWNLOADS / 'vocab.json', DOWNLOADS / 'merges.txt'
         fetch(files, dict(repo='openai-community/gpt2', repo_type='model'))
@@ -268,7 +268,7 @@ def make_tokenizer(kind, vocab_size, batches):
         counts = Counter(chain.from_iterable(found))
         most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
         return WordTokenizer(most_frequent[:vocab_size - 2])
-    counts = add_counts(in_parallel(count_words(pattern), texts), pattern)
+    counts = add_counts(in_parallel(WordCounter(pattern), texts), pattern)
     vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
     return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
 

@@ -53,7 +53,7 @@ import tokenizer as tokenizer_module
 import train
 from configurator import UserError
 from model import GPT, GPT2, GPTConfig, load_model
-from tokenizer import (END_OF_TEXT, PATTERNS, ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, load_tokenizer,
+from tokenizer import (END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordTokenizer, byte_tokenizer, load_tokenizer,
                        plain_encode, plain_train, train_bpe)
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
@@ -392,7 +392,7 @@ def test_text_is_cut_into_the_words_of_the_pattern(pattern):
     texts.append('Q'.join(longer))
     for text in texts:
         words = regex.findall(PATTERNS[pattern], text)
-        counted = tokenizer_module.count_words(pattern)(text.encode())
+        counted = tokenizer_module.WordCounter(pattern)(text.encode())
         found = tokenizer_module.add_counts([counted], pattern)
         assert found == Counter(word.encode() for word in words), repr(text)
 
@@ -408,7 +408,7 @@ def test_any_file_that_is_utf8_is_trained_on_and_comes_back_byte_by_byte(raw):
     assert tok.decode_bytes(tok.encode_bytes(raw)) == raw
 
 def test_ids_are_decoded_from_lists_arrays_and_tensors():
-    tok = ByteTokenizer()
+    tok = byte_tokenizer()
     for kind in list, np.array, torch.tensor:
         assert tok.decode(kind([72, 105])) == 'Hi'
     assert tok.decode([]) == ''
@@ -447,7 +447,7 @@ def test_a_stream_does_not_wait_for_its_end(trained):
 
 def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
     specials = ['<|a|>', '<|a|><|a|>', '<|a|>b', 'b<|']
-    tok = ByteTokenizer(specials)
+    tok = byte_tokenizer(specials)
     longest_first = sorted(map(re.escape, specials), key=len, reverse=True)
     bits = ['<|', 'a', '|>', 'b', '<|a|>', '|']
     for _ in range(3000):
@@ -468,7 +468,7 @@ def some_tokenizer(kind, text=CODE[:20_000]):
         return CharTokenizer(sorted({*text, *'éß'}))
     if kind == 'word':
         return WordTokenizer(regex.findall(WordTokenizer.pattern_text, text))
-    return ByteTokenizer()
+    return byte_tokenizer()
 
 @pytest.mark.parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
 def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind):
@@ -995,7 +995,7 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
 # folders, our own and those of others
 
 def save(model, folder='step_1', eot=None):
-    ByteTokenizer().save('tokenizer.json')
+    byte_tokenizer().save('tokenizer.json')
     tensors = dict(moments=torch.ones(3))
     model_module.save_checkpoint(folder, model, 'tokenizer.json', eot, dict(step=1), tensors, 'No UTF-8: \udcff')
     return Path(folder)
@@ -1175,7 +1175,7 @@ def test_sample_writes_a_gguf_file_in_float16_by_itself(small_bpe):
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
     with user_error('no form'):
         model_module.write_gguf('m.gguf', small_gpt('no norm', vocab_size=300), small_bpe, None, 'float32')
-    for tok in ByteTokenizer(), CharTokenizer(['a']):
+    for tok in byte_tokenizer(), CharTokenizer(['a']):
         with user_error('no form'):
             model_module.write_gguf('m.gguf', small_gpt(vocab_size=300), tok, None, 'float32')
     with user_error('no form'):
@@ -1678,7 +1678,7 @@ def test_a_shard_that_is_not_the_one_of_meta_json_is_refused(copied):
     checked(copied)
 
 def test_a_tokenizer_that_did_not_make_the_shards_is_refused(copied):
-    ByteTokenizer().save(copied / 'tokenizer.json')
+    byte_tokenizer().save(copied / 'tokenizer.json')
     refused(copied, 'tokenizer.json')
     (copied / 'tokenizer.json').unlink()
     refused(copied, 'tokenizer.json')

@@ -430,7 +430,7 @@ def slices(raw, begin, end):
 # -----------------------------------------------------------------------------
 # training: count distinct words once, then merge in them, several pairs at a time
 
-class count_words:
+class WordCounter:
     """
     A picklable function: UTF-8 bytes -> (this process, pieces it has not met before, counts of all since its start).
     """
@@ -450,7 +450,7 @@ class count_words:
         return os.getpid(), self.pieces.all[known:], counts
 
 def add_counts(counted, pattern):
-    """Adds up what count_words gave for the blocks of a text, in one process or several. -> {word as bytes: count}"""
+    """Adds up what WordCounter gave for the blocks of a text, in one process or several. -> {word as bytes: count}"""
     pieces = defaultdict(list)
     counts = {}
     for process, new, since_start in counted:
@@ -477,7 +477,7 @@ def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers
     paths = [input_path] if isinstance(input_path, (str, os.PathLike)) else input_path
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
-    count = count_words(pattern, special_tokens)
+    count = WordCounter(pattern, special_tokens)
     counted = parallel_map(count, read_files(paths, special_tokens), workers or default_workers())
     return merge_words(add_counts(counted, pattern), vocab_size, special_tokens)
 
@@ -1011,7 +1011,7 @@ class Tokenizer(BaseTokenizer):
 # -----------------------------------------------------------------------------
 # bytes, words, characters
 
-def ByteTokenizer(special_tokens=(END_OF_TEXT,)):
+def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
     """The 256 bytes and no merges."""
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
 
