@@ -566,7 +566,7 @@ def save_changed(case):
 @pytest.mark.parametrize('case', REFUSED)
 def test_a_file_that_does_not_fit_together_is_refused(case):
     save_changed(case)
-    with user_error('t.json is no tokenizer this project can use'):
+    with user_error('t.json is not a tokenizer this project can use'):
         load_tokenizer('t.json')
 
 def same_as_theirs(tok, theirs):

@@ -22,7 +22,6 @@ import sys
 import threading
 from collections import Counter, defaultdict, deque
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from itertools import accumulate, chain, islice, product
 
 import numpy as np
@@ -1043,45 +1042,6 @@ class CharTokenizer(WordTokenizer):
     pattern_text = r'(?s).'
     json_pattern = r'[\s\S]'
 
-class ForeignTokenizer(BaseTokenizer):
-    """
-    A tokenizer.json that cuts or spells in other ways (SmolLM's, Qwen's, Llama's), by the package `tokenizers`, with
-    the ids that it gives: special tokens are found in encode_ordinary, too. Raises its errors, and ValueError.
-    """
-    pattern = regex.compile('(?s).+')       # a text is one word
-
-    def __init__(self, path):
-        from tokenizers import Tokenizer as Theirs
-        self.theirs = Theirs.from_file(str(path))
-        self.theirs.no_truncation()
-        special = {token.content: id for id, token in self.theirs.get_added_tokens_decoder().items()}
-        ids = self.theirs.get_vocab()
-        spelled = from_sentencepiece if '▁' in ids else from_printable
-        vocab = dict.fromkeys(range(max(ids.values()) + 1), b'')
-        for token, id in ids.items():
-            vocab[id] = token.encode() if token in special else spelled(token)
-        self.set_vocab(vocab, special)
-        self.special = None             # not cut out here
-        self.eot = next((special[token] for token in ENDS if token in special), None)
-        self.opening = self.theirs.encode('').ids
-        if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
-            raise ValueError('a text does not come back from its ids')
-
-    def word_ids(self, text):
-        return self.theirs.encode(text, add_special_tokens=False).ids
-
-    def save(self, path):
-        self.theirs.save(str(path))
-
-ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
-PROBE = "It's 12  cafés,\n\tin 北京 😀"
-
-def from_sentencepiece(token):
-    """from_sentencepiece('▁a') -> b' a', and '<0x0A>', a byte, is b'\\n'"""
-    if re.fullmatch('<0x[0-9A-F]{2}>', token):
-        return bytes([int(token[1:-1], 16)])
-    return token.replace('▁', ' ').encode()
-
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
 
@@ -1092,7 +1052,7 @@ def byte_level(use_regex):
     return dict(type='ByteLevel', add_prefix_space=False, trim_offsets=True, use_regex=use_regex)
 
 def cut_like(pattern_name):
-    """The pre_tokenizer that cuts with one of our patterns. ByteLevel knows that of GPT-2 itself."""
+    """The pre_tokenizer that cuts with one of our patterns. ByteLevel knows GPT-2's by itself."""
     if pattern_name == 'gpt2':
         return byte_level(use_regex=True)
     return dict(type='Sequence', pretokenizers=[split_at(PATTERNS[pattern_name]), byte_level(use_regex=False)])
@@ -1107,7 +1067,7 @@ def printable(token):
     return token.decode('latin-1').translate(TO_CHAR)
 
 def from_printable(token):
-    return bytes([TO_BYTE[c] for c in token])
+    return bytes(TO_BYTE[c] for c in token)
 
 def read_bpe(vocab, merges, special_tokens):
     """The vocab and merges of a Tokenizer from those of a file: {token: id}, ['a b' or ['a', 'b']]"""
@@ -1117,40 +1077,35 @@ def read_bpe(vocab, merges, special_tokens):
     pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in merges]
     return by_id, [(from_printable(a), from_printable(b)) for a, b in pairs]
 
-class Foreign(ValueError):
-    """A tokenizer.json asks for what is not done here."""
-
 def load_tokenizer(path):
-    """
-    Opens a tokenizer.json of ours, or one of Hugging Face that loses no text, with the ids it has. Raises UserError.
-    """
+    """Opens a tokenizer.json of ours, or one of Hugging Face that loses no text, with its ids. Raises UserError."""
     data = read_json(path)
     try:
-        with suppress(Foreign):
-            return read_tokenizer(data)
-        return ForeignTokenizer(path)
+        return read_tokenizer(data) or ForeignTokenizer(path)
     except Exception as e:      # tokenizers has no class of errors of its own
-        raise UserError(f'{path} is no tokenizer this project can use ({type(e).__name__}: {e}); byte-level BPE with '
-                        f'the pattern of GPT-2 or GPT-4 works, as do those that prepare.py makes, and, after '
+        raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); those that '
+                        f'prepare.py makes work, as does byte-level BPE with the pattern of GPT-2 or GPT-4, and, after '
                         f'`pip install tokenizers`, most others of language models')
 
-# the settings that are known here or that change no id: a file that sets others is Foreign
+# the settings that are known here or change no id
 KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
     add_prefix_space trim_offsets use_regex id content normalized special""".split()
 
 def read_tokenizer(data):
-    """The tokenizer in a tokenizer.json. Raises an error where its ids would not be those of Hugging Face."""
+    """The tokenizer in a tokenizer.json, None if it asks for more than ours do. Raises an error for nonsense."""
     model = data['model']
     for part in data, model, data.get('post_processor') or {}, *data['added_tokens']:
-        for key, value in part.items():
-            if value and key not in KNOWN:
-                raise Foreign(f'it asks for {key}, which is not known here')
+        if any(value and key not in KNOWN for key, value in part.items()):
+            return None
     special = {token['content']: token['id'] for token in data['added_tokens']}
 
     kind = model.get('type', 'BPE')
     if kind == 'BPE':
         vocab, merges = read_bpe(special | model['vocab'], model['merges'], special)
-        tok = Tokenizer(vocab, merges, [*special], find_pattern(data['pre_tokenizer']))
+        pattern = find_pattern(data['pre_tokenizer'])
+        if not pattern:
+            return None
+        tok = Tokenizer(vocab, merges, [*special], pattern)
     elif kind == 'WordLevel':
         by_character = data['pre_tokenizer']['pattern']['Regex'] == CharTokenizer.json_pattern
         class_ = CharTokenizer if by_character else WordTokenizer
@@ -1158,13 +1113,13 @@ def read_tokenizer(data):
         if tok.as_json()[:2] != (data['pre_tokenizer'], model):
             raise ValueError('its words are not as prepare.py makes them')
     else:
-        raise Foreign(f'its type {kind} is not known here')
+        return None
     if tok.special_ids != special:
-        raise ValueError('the id of a special token is not that of the vocabulary')
+        raise ValueError('the id of a special token is not the one in the vocabulary')
     return tok
 
 def find_pattern(pre_tokenizer):
-    """The name of our pattern that a pre_tokenizer of a tokenizer.json, which is changed here, stands for."""
+    """The name of our pattern that a pre_tokenizer (changed here) stands for, None if it stands for none."""
     for part in pre_tokenizer.get('pretokenizers', [pre_tokenizer]):
         if part['type'] == 'ByteLevel':
             part.setdefault('use_regex', True)
@@ -1174,6 +1129,45 @@ def find_pattern(pre_tokenizer):
     for name in PATTERNS:
         if pre_tokenizer == cut_like(name):
             return name
-    raise Foreign('its pre_tokenizer is not known here')
+    return None
 
 Tokenizer.load = staticmethod(load_tokenizer)
+
+ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
+PROBE = "It's 12  cafés,\n\tin 北京 😀"
+
+class ForeignTokenizer(BaseTokenizer):
+    """
+    A tokenizer.json that cuts or spells in other ways (SmolLM's, Qwen's, Llama's), through the package `tokenizers`,
+    whose ids it gives: encode_ordinary finds special tokens, too. Raises that package's errors, and ValueError.
+    """
+    pattern = regex.compile('(?s).+')       # a text is one word
+
+    def __init__(self, path):
+        from tokenizers import Tokenizer as Theirs
+        self.theirs = Theirs.from_file(str(path))
+        self.theirs.no_truncation()
+        special = {token.content: id for id, token in self.theirs.get_added_tokens_decoder().items()}
+        ids = self.theirs.get_vocab()
+        spelled = from_sentencepiece if '▁' in ids else from_printable
+        vocab = dict.fromkeys(range(max(ids.values()) + 1), b'')
+        for token, id in ids.items():
+            vocab[id] = token.encode() if token in special else spelled(token)
+        self.set_vocab(vocab, special)
+        self.special = None             # theirs finds the special tokens
+        self.eot = next((special[token] for token in ENDS if token in special), None)
+        self.opening = self.theirs.encode('').ids
+        if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
+            raise ValueError('a text does not come back from its ids')
+
+    def word_ids(self, text):
+        return self.theirs.encode(text, add_special_tokens=False).ids
+
+    def save(self, path):
+        self.theirs.save(str(path))
+
+def from_sentencepiece(token):
+    """from_sentencepiece('▁a') -> b' a', and '<0x0A>', a byte, is b'\\n'"""
+    if re.fullmatch('<0x[0-9A-F]{2}>', token):
+        return bytes([int(token[1:-1], 16)])
+    return token.replace('▁', ' ').encode()
