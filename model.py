@@ -759,7 +759,7 @@ def add_tokens(w, tok, stop, size, types):
         tokens[id] = token
         kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
     w.add_tokenizer_model('gpt2')
-    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # which cut words as our patterns do
+    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for our PATTERNS
     w.add_token_list(tokens)
     w.add_token_types(kinds)
     w.add_token_merges([' '.join(pair) for pair in bpe['merges']])

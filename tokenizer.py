@@ -32,7 +32,10 @@ from configurator import UserError, read_json
 END_OF_TEXT = '<|endoftext|>'
 UNKNOWN = '<unk>'
 
-# how text is cut into words before any merging: no token crosses a cut
+# How text is cut into words before any merging: no token crosses a cut. To add a pattern, add it here, and its name for
+# GGUF in add_tokens of model.py. The fast forms ask the pattern itself, but count on what all of these do:
+# they take runs of a class of characters whole (cut_table), take letters in a row, with a space before them or without,
+# as one word (words_of), and cut where SAFE_CUT, WORD_SPACE and SECOND_SPACE say. The tests try every pattern here.
 PATTERNS = {
     'gpt2': r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
     'gpt4': r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
@@ -205,18 +208,18 @@ def default_workers():
 # -----------------------------------------------------------------------------
 # cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
 #
-# Text is cut into pieces wherever two neighbouring characters tell that the pattern ends a word. With that of GPT-2,
+# Text is cut into pieces wherever two neighbouring characters tell that the pattern ends a word. With GPT-2's,
 # [say "it's"] becomes [say] [ "] [it] ['s] ["]. Nearly every piece is one word; only distinct pieces that may be more
-# (as ['so], since ['s] is a word) are given to the pattern.
+# (such as ['so], since ['s] is a word) go to the pattern.
 
-# classes of characters; ONE_WORD needs them in this order, with SEPARATOR first. UNSURE is white space beyond ASCII
-SEPARATOR, LETTER, SPACE, DIGIT, OTHER, BLANK, NEWLINE, APOSTROPHE, UNSURE = range(9)
+# classes of characters; UNSURE is white space beyond ASCII
+SEPARATOR, LETTER, DIGIT, SPACE, BLANK, NEWLINE, APOSTROPHE, OTHER, UNSURE = range(9)
 
 @functools.cache
 def class_tables():
     """
-    (the class of each code point as uint8, the class of each ASCII byte as a table for bytes.translate). The table says
-    SEPARATOR for other bytes, as for 0xff, which UTF-8 never has and which stands between texts.
+    The class of each code point, and that of each ASCII byte, for bytes.translate. All other bytes are a SEPARATOR, as
+    0xff is, which separates texts since UTF-8 never has it.
     """
     text = np.arange(0x110000, dtype='<u4').tobytes().decode('utf-32-le', 'surrogatepass')
     of_char = np.full(0x110000, OTHER, np.uint8)
@@ -234,25 +237,29 @@ BETWEEN, BEFORE = 1, 2              # where to cut: between two neighbours, befo
 @functools.cache
 def cut_table(pattern):
     """
-    Where a pattern cuts around neighbours of classes a and b, whatever stands beside them: at 16 a + b the sum of
-    BETWEEN and BEFORE, for bytes.translate. The pattern itself is asked, with all texts of three EXAMPLES: more than
-    three tell nothing new, since these patterns take runs of a class whole. (Of several spaces the last one goes with
-    the word behind them, so that a space and a letter tell of a cut before the space.)
+    Where a pattern always cuts around neighbours of classes a and b: entry 16 a + b, for bytes.translate, is the sum of
+    BETWEEN and BEFORE. The pattern itself tells, on all texts of three EXAMPLES: more than three tell nothing new,
+    since these patterns take runs of a class whole. (The last of several spaces goes with the word behind them, so a
+    space and a letter tell of a cut before the space.)
     """
     of_char, _ = class_tables()
-    table = np.full((16, 16), BETWEEN | BEFORE, np.uint8)
+    between = np.ones((16, 16), bool)
+    before = np.ones((16, 16), bool)
     for text in product(EXAMPLES, repeat=3):
         words = regex.findall(PATTERNS[pattern], ''.join(text))
-        ends = {0, *accumulate(map(len, words))}
+        cut_at = {0, *accumulate(map(len, words))}
         for i in 0, 1:
             a, b = of_char[ord(text[i])], of_char[ord(text[i + 1])]
-            table[a, b] &= BEFORE * (i in ends) | BETWEEN * (i + 1 in ends)
-    table[UNSURE] = 0           # has several bytes: a cut before the last one would be inside it
-    table[SEPARATOR] = table[:, SEPARATOR] = BETWEEN
-    return table.tobytes()
+            before[a, b] &= i in cut_at
+            between[a, b] &= i + 1 in cut_at
+
+    before[UNSURE] = between[UNSURE] = False        # it has several bytes: a cut before the last one would be inside it
+    before[SEPARATOR] = before[:, SEPARATOR] = False
+    between[:, SEPARATOR] = True
+    return (BETWEEN * between + BEFORE * before).astype(np.uint8).tobytes()
 
 def classes(raw):
-    """The class of each byte of UTF-8, which is that of its character: classes(' aé'.encode()) -> [2, 1, 1, 1]"""
+    """The class of each byte of UTF-8, which is that of its character: classes(' aé'.encode()) -> [3, 1, 1, 1]"""
     of_char, of_byte = class_tables()
     kinds = np.frombuffer(raw.translate(of_byte), np.uint8)
     if raw.isascii():
@@ -270,30 +277,26 @@ def cuts(raw, pattern):
     kinds = classes(raw)
     neighbours = kinds[:-1] << 4 | kinds[1:]
     says = np.frombuffer(neighbours.tobytes().translate(cut_table(pattern)), np.uint8)
-    begins = np.ones(len(raw), np.uint8)
+    begins = np.ones(len(raw), bool)
     begins[1:] = says & BETWEEN
-    begins[1:-1] |= says[1:] >> 1       # BEFORE
-    return np.flatnonzero(begins.view(bool))
-
-ONE_WORD = {'gpt2': NEWLINE, 'gpt4': SPACE}     # a piece with no class after this one is a single word
+    begins[1:-1] |= (says[1:] & BEFORE) > 0
+    return np.flatnonzero(begins)
 
 def words_of(pieces, pattern):
-    """
-    [bytes] -> (the words in them, the index of the piece of each): [b' a', b"'so"] -> ([b' a', b"'s", b'o'], [0, 1, 1])
-    """
-    size = np.array([*map(len, pieces)], int) + 1
-    kinds = classes(b'\xff'.join([*pieces, b'']))
-    worst = np.maximum.reduceat(kinds, np.cumsum(size) - size)
+    """The words in pieces as bytes, and how many each piece has: [b' a', b"'so"] -> ([b' a', b"'s", b'o'], [1, 2])"""
     findall = regex.compile(PATTERNS[pattern]).findall
     words = []
-    count = np.ones(len(pieces), int)
-    done = 0
-    for i in np.flatnonzero(worst > ONE_WORD[pattern]).tolist():
-        found = [word.encode() for word in findall(pieces[i].decode())]
-        words += pieces[done:i] + found
-        count[i] = len(found)
-        done = i + 1
-    return words + pieces[done:], np.repeat(np.arange(len(pieces)), count)
+    counts = []
+    for piece in pieces:
+        text = piece.decode()
+        if text.removeprefix(' ').isalpha():        # most are one word
+            words.append(piece)
+            counts.append(1)
+        else:
+            found = findall(text)
+            words += [word.encode() for word in found]
+            counts.append(len(found))
+    return words, counts
 
 # -----------------------------------------------------------------------------
 # numbering pieces: a hash table in numpy, where every step is taken for all keys at once
@@ -457,9 +460,8 @@ def add_counts(counted, pattern):
         counts[process] = since_start
     total = defaultdict(int)
     for process in pieces:
-        words, owner = words_of(pieces[process][2:], pattern)       # the first two are none and the separator
-        counts_of_words = counts[process][2:][owner]
-        for word, n in zip(words, counts_of_words.tolist()):
+        words, words_per_piece = words_of(pieces[process][2:], pattern)     # the first two are none and the separator
+        for word, n in zip(words, np.repeat(counts[process][2:], words_per_piece).tolist()):
             total[word] += n
     return total
 
@@ -835,9 +837,9 @@ class BaseTokenizer:
 
 NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
 
-# a text can be cut before a space, if what stands before or after it is not white space
-SAFE_SPACE = re.compile(r' (?:(?=\S)|(?<=\S ))')
-UNSAFE_SPACE = re.compile(r' (?!\S)(?<=\s )')
+# text may be cut before a space, if no white space follows it or none stands before it
+WORD_SPACE = re.compile(r' (?=\S)')
+SECOND_SPACE = re.compile(r' (?<=\s )')
 
 class Tokenizer(BaseTokenizer):
     """
@@ -888,10 +890,10 @@ class Tokenizer(BaseTokenizer):
         """text -> list of ids; special tokens in it are text like any other."""
         if len(text) > LONG_TEXT:
             return self.encode_bytes(text.encode()).tolist()
-        # to split at spaces is cheaper than the pattern, and after_space knows most of what follows a space
-        if UNSAFE_SPACE.search(text):
-            first, *rest = SAFE_SPACE.split(text)
-        else:
+        # splitting at spaces is cheaper than the pattern, and after_space knows most of what follows a space
+        if SECOND_SPACE.search(text):
+            first, *rest = WORD_SPACE.split(text)
+        else:                       # any space will do, in a third of the time
             first, *rest = text.split(' ')
         return [*super().encode_ordinary(first), *chain.from_iterable(map(self.after_space.__getitem__, rest))]
 
@@ -932,10 +934,10 @@ class Tokenizer(BaseTokenizer):
         numbers = pieces.read(raw)
         new = pieces.all[len(table.size):]
         if new:
-            words, owner = words_of(new, self.pattern_name)
+            words, words_per_piece = words_of(new, self.pattern_name)
             flat, size = self.ids_of_words(words)
-            per_piece = np.bincount(owner, size).astype(int)
-            table = Ragged(np.append(table.flat, flat), np.append(table.size, per_piece))
+            size = np.add.reduceat(size, np.cumsum(words_per_piece) - words_per_piece)
+            table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
 
         ids = table.join(numbers)
         ids[ids == separator] = special
