@@ -632,7 +632,7 @@ MERGE = b'a', b'b'
 @pytest.mark.parametrize('merges, special, says', [
     ([], 'a', "'a' is an ordinary one"),
     ([MERGE], 'ab', "'ab' is an ordinary one"),
-    ([], '', 'can not be empty'),
+    ([], '', 'cannot be empty'),
     ([(b'a', b'c')], 'xx', "lacks b'ac'"),
     ([MERGE, MERGE], 'xx', 'twice'),
 ])
