@@ -51,7 +51,7 @@ class Diverged(UserError):
 class Output:
     """A stream that nobody has to read: a closed terminal, a pipe without a reader or a full disk is no error."""
     def __init__(self, stream):
-        self.stream, self.failure = stream, ''
+        self.stream, self.failure = stream or open(os.devnull, 'w'), ''     # None where it was closed: >&-
 
     def __getattr__(self, name):
         return getattr(self.stream, name)

@@ -2123,7 +2123,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(capsys):
 def test_damage_to_a_log_keeps_nothing_from_being_saved():
     train_here('a', '--max_iters=4')
     text = Path('a/log.jsonl').read_text()
-    merged, cut, stepless = text.replace('}\n{', '{', 1), text[:-20], '{"loss": 1.0}\nnull\n' + text
+    merged, cut, stepless = text.replace('}\n{', '{', 1), text[:-20], '{"loss": 1.0}\nnull\n{"step": null}\n' + text
     for steps, damaged in enumerate((merged, cut, stepless, text + '\0' * 50), 5):
         Path('a/log.jsonl').write_text(damaged)
         assert train_here('a', f'--max_iters={steps} --init_from=resume').kept[-1] == steps
@@ -2148,6 +2148,9 @@ def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     assert not Path('a').exists()
     assert Run('b').kept == [4, 5]
     assert not any(Path('b').glob('damaged*'))
+    shutil.copy('b/config.py', 'mine.py')           # as a model for another run
+    assert command('train.py mine.py --max_iters=1') == 0
+    assert Run('out/corpus').kept == [1]
 
 # a knob that changes | what the one line names
 CHANGES = '''
@@ -2156,7 +2159,7 @@ CHANGES = '''
 --block_size=32 | block_size = 16
 --optimizer=adamw | --optimizer
 --tokenizer=char | other data
---out_dir=b | in b to resume
+--out_dir=b | no checkpoint in b
 --init_from=scratch | already holds a run
 '''.strip().splitlines()
 
@@ -2224,8 +2227,9 @@ def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad(capsys):
 def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one(capsys):
     write_corpus()
     knobs = f'{SMALL_RUN} --out_dir=a'
-    assert command(f'train.py {knobs} --learning_rate=1e30 --grad_clip=0') == 3
+    assert status_of(start_alone(f'train.py {knobs} --learning_rate=1e30 --grad_clip=0')) == 3
     assert 'no checkpoint' in refusal(capsys, f'train.py {knobs} --init_from=resume')
+    assert command(f'train.py {knobs} --max_iters=1') == 0          # nothing is lost if it begins again
 
 def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
     class SomeIds:
@@ -3145,7 +3149,8 @@ def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is
     ranks = start_ranks(f'{line} faults.py', n)
     wait_for(ranks[0], '\nstep 3 ')
     # meanwhile nobody else may train there
-    assert f'another process trains in b (process {ranks[0].pid} on' in refusal(capsys, f'{line} --init_from=auto')
+    refused = refusal(capsys, f'{line} --init_from=auto')
+    assert f'another process trains in b (the last to start there: process {ranks[0].pid} on' in refused
     os.kill(ranks[-1].pid, kind)
     assert [status_of(process) for process in ranks] == [128 + kind] * n
     step = Run('b').kept[0]

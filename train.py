@@ -461,13 +461,14 @@ def choose_out_dir():
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
         folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
-    taken = [run for run in folders if (run / 'config.py').exists() or checkpoints(run)]
-    if init_from in ('resume', 'auto') and taken:
-        return max(taken, key=lambda run: run.stat().st_mtime)
+    saved = [run for run in folders if checkpoints(run)]
+    if init_from in ('resume', 'auto') and saved:
+        return max(saved, key=lambda run: run.stat().st_mtime)
     if init_from == 'resume':
-        raise UserError(f'there is no run in {folders[0]} to resume; `ls out` shows the runs')
+        raise UserError(f'there is no checkpoint in {folders[0]} to resume; `ls out` shows the runs')
     for run in folders:
-        if run not in taken:
+        # one that has saved nothing yet may be somebody else's, unless it was asked for
+        if run not in saved and (out_dir or init_from == 'auto' or not (run / 'config.py').exists()):
             return run
     raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
@@ -478,9 +479,9 @@ def lock(run):
     try:
         guard.acquire(timeout=0)
     except Timeout:
-        which = process.read_text() if process.exists() else 'which has just begun'
-        raise UserError(f'another process trains in {run} ({which}): wait for its end, stop it, or give another '
-                        f'--out_dir')
+        last = process.read_text() if process.exists() else 'unknown'
+        raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for its end, stop '
+                        f'it, or give another --out_dir')
     return guard
 
 def read_log(run):
@@ -489,13 +490,20 @@ def read_log(run):
         return []
     entries = []
     for line in (run / 'log.jsonl').read_text(errors='replace').splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             entries.append(json.loads(line))
-    return [entry for entry in entries if isinstance(entry, dict) and 'step' in entry]
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get('step'), int)]
 
 def points(entries, name):
     """[(step, value), ...] of those entries of a log that have it."""
     return [(entry['step'], entry[name]) for entry in entries if name in entry]
+
+# a run goes on where its folder is now, and a copy of the file under another name begins a run elsewhere
+HERE = '''from pathlib import Path
+
+if Path(__file__).name == 'config.py':
+    out_dir = Path(__file__).parent.as_posix()
+'''
 
 def start_files(run, resumed, state, knobs):
     """
@@ -520,8 +528,7 @@ def start_files(run, resumed, state, knobs):
         say(f'since step {step}: {name} {before[name]!r} -> {knobs[name]!r}')
     if changed:
         write(run / f'config_until_{step:08d}.py', as_file(before))
-    here = 'from pathlib import Path\n\nout_dir = Path(__file__).parent.as_posix()\n'
-    write(run / 'config.py', here + as_file(knobs))
+    write(run / 'config.py', HERE + as_file(knobs))
     say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
 def write(path, text):
@@ -633,8 +640,6 @@ def read_state(run, place):
     kind = place.split(':')[0]
     if kind == 'cuda' and choose_dtype('auto', place) != 'bfloat16':
         kind = 'cuda without bfloat16'
-    if init_from == 'resume' and not checkpoints(run):
-        raise UserError(f'{run} holds no checkpoint yet: start again with another --out_dir, or with --init_from=auto')
     if init_from not in ('resume', 'auto') or not checkpoints(run):
         return None, dict(NEW_STATE, device=kind)
     folder = newest_whole(run, say)
