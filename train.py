@@ -27,7 +27,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -150,45 +150,69 @@ def orthogonalize(x, dtype=torch.float32):
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
+def muon(p, g, m, lr, decay, dtype):
+    """
+    Matrices p (n, a, b), down their momentum m as Nesterov has it, orthogonalized, and as far as AdamW usually goes
+    (arXiv:2502.16982, equation 4), so that both can share a learning rate and a weight decay.
+    """
+    direction = orthogonalize(g.lerp(m, 0.95), dtype)
+    p.mul_(1 - lr * decay)
+    p.sub_(lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
+
+@dataclass
+class Group:
+    """Weights that one rule moves, at `rate` times the learning rate, with one weight decay."""
+    names: list
+    rule: str
+    rate: float
+    decay: float
+    part: slice = None      # where they lie in the vectors of the optimizer
+
+def make_groups(params, rule, weight_decay, adamw_scale):
+    """
+    The table of all weights. A layer or an embedding with a rate or a decay of its own is a row of its own. Rows of
+    muon stand last, with the matrices of a shape side by side.
+    """
+    vectors = [name for name in params if params[name].dim() < 2]       # norms and biases
+    matrices = [name for name in params if name not in vectors]
+    if rule != 'muon':
+        return [Group(matrices, rule, 1.0, weight_decay), Group(vectors, rule, 1.0, 0.0)]
+    in_blocks = sorted((name for name in matrices if '.layers.' in name), key=lambda name: params[name].shape)
+    others = [name for name in matrices if name not in in_blocks]
+    return [Group(others, 'adamw', adamw_scale, weight_decay),
+            Group(vectors, 'adamw', adamw_scale, 0.0),
+            Group(in_blocks, 'muon', 1.0, weight_decay)]
+
 class Optimizer(torch.optim.Optimizer):
     """
-    One of the rules, or muon, for all weights of a model. They lie end to end in one vector p, their gradients in g,
-    the moments in m and v, and the tensors of the model are views of these: clipping is one norm, processes add their
-    gradients in one message, and a step is a few passes over memory. In order: matrices, vectors (norms and biases,
-    which have no weight decay), and, for muon, the matrices of the blocks, shape by shape, which need no v. It is an
-    optimizer of torch for its zero_grad and because GradScaler wants one, whose only parameter is p.
+    Moves all weights of a model, by the table of make_groups. They lie end to end in one vector p, group after group,
+    their gradients in g, the moments in m and v (which muon does not need), and the tensors of the model are views of
+    these: clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory.
+    It is an optimizer of torch for its zero_grad and because GradScaler wants one, whose only parameter is p.
     """
     def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, muon_every=1,
                  adamw_scale=1.0):
         params = dict(model.named_parameters())
-        vectors = [name for name in params if params[name].dim() < 2]
-        hidden = [name for name in params if rule == 'muon' and '.layers.' in name and name not in vectors]
-        hidden.sort(key=lambda name: params[name].shape)
-        matrices = [name for name in params if name not in vectors + hidden]
-        self.shapes = {name: params[name].shape for name in matrices + vectors + hidden}
-        decayed, undecayed, rest = [sum(params[name].numel() for name in group)
-                                    for group in (matrices, vectors, hidden)]
+        self.groups = make_groups(params, rule, weight_decay, adamw_scale)
+        self.shapes, stop, self.betas, self.eps, self.muon_every = {}, 0, betas, eps, muon_every
+        for group in self.groups:
+            start = stop
+            for name in group.names:
+                self.shapes[name] = params[name].shape
+                stop += params[name].numel()
+            group.part = slice(start, stop)
+        with_v = max(group.part.stop for group in self.groups if group.rule != 'muon')
 
         device = model.lm_head.weight.device
-        total = math.ceil((decayed + undecayed + rest) / 4096) * 4096       # clip looks at it as 4,096 rows
+        total = math.ceil(stop / 4096) * 4096       # clip looks at it as 4,096 rows
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(decayed + undecayed, device=device)
-        self.parts = (slice(decayed), weight_decay), (slice(decayed, len(self.v)), 0.0)
+        self.v = torch.zeros(with_v, device=device)
         grads = self.views(self.g)
         for name, p in self.views(self.p).items():
             p.copy_(params[name].detach())
             params[name].data, params[name].grad = p, grads[name]
 
-        self.stacks, start = [], len(self.v)        # all matrices of a shape as one tensor (n, a, b) of p, g and m
-        for shape, n in Counter(params[name].shape for name in hidden).items():
-            stop = start + n * shape.numel()
-            self.stacks.append([x[start:stop].view(n, *shape) for x in (self.p, self.g, self.m)])
-            start = stop
-
-        self.rule = adamw if rule == 'muon' else RULES[rule]
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
-        self.muon_every = muon_every
-        self.adamw_scale = adamw_scale if rule == 'muon' else 1.0
+        self.rules, self.muon = dict(RULES), muon
         self.dtype = model.compute_dtype
         self.t = 0              # steps
         # tensors: a new number would be compiled again
@@ -208,14 +232,14 @@ class Optimizer(torch.optim.Optimizer):
             start = stop
         return found
 
-    def moments(self):
-        """{'m.<name>': m of that tensor, 'v.<name>': v of it, ...}: what a checkpoint has to hold."""
+    def tensors(self):
+        """All that a checkpoint has to hold of it, but t: {'m.<name>': m of that tensor, 'v.<name>': v of it, ...}"""
         return self.views(self.m, 'm.') | self.views(self.v, 'v.')
 
     def compile(self):
-        # not all of update: as one graph it takes twice as long, and each turn would be another one
-        self.rule = torch.compile(self.rule, dynamic=False)
-        self.muon = torch.compile(self.muon, dynamic=False)
+        # rule by rule: as one graph a step takes twice as long, and each turn would be another one
+        self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in RULES.items()}
+        self.muon = torch.compile(muon, dynamic=False)
         torch._dynamo.config.cache_size_limit = 64      # a form for each shape of matrices; 8 are too few
         self.piece = len(self.p)
 
@@ -235,31 +259,33 @@ class Optimizer(torch.optim.Optimizer):
         self.lr.fill_(lr)
         self.bias1.fill_(1 - beta1 ** self.t)
         self.bias2.fill_(1 - beta2 ** self.t)
-        self.update(self.t % self.muon_every)
+        for group in self.groups:
+            if group.rule == 'muon':
+                self.move_in_turns(group)
+            else:
+                self.move(group)
 
-    def update(self, turn):
-        lr = self.lr * self.adamw_scale
-        for part, decay in self.parts:
-            pieces = [x[part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
-            for p, g, m, v in zip(*pieces):
-                self.rule(p, g, lr, decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
-        # matrices of a shape take turns: with 4 a step of the default run is an eighth shorter, and in equal time the
-        # loss is 0.015 bits per byte lower
-        moving = slice(turn, None, self.muon_every)
-        for p, g, m in self.stacks:
-            m.lerp_(g, 0.05)
-            if turn < len(p):
-                self.muon(p[moving], g[moving], m[moving])
+    def move(self, group):
+        lr = self.lr * group.rate
+        pieces = [x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
+        for p, g, m, v in zip(*pieces):
+            self.rules[group.rule](p, g, lr, group.decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
 
-    def muon(self, p, g, m):
+    def move_in_turns(self, group):
         """
-        Down the momentum as Nesterov has it, orthogonalized, and as large as AdamW's step usually is (arXiv:2502.16982,
-        equation 4), so that both can share a learning rate and a weight decay: p, g, m (n, a, b).
+        Matrices of a shape take turns: each moves at every muon_every-th step, so many times as far. With 4 a step of
+        the default run is an eighth shorter, and in equal time the loss is 0.015 bits per byte lower.
         """
-        lr = self.lr * self.muon_every
-        direction = orthogonalize(g.lerp(m, 0.95), self.dtype)
-        p.mul_(1 - lr * self.weight_decay)
-        p.sub_(lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
+        lr = self.lr * group.rate * self.muon_every
+        turn = self.t % self.muon_every
+        self.m[group.part].lerp_(self.g[group.part], 0.05)
+        start = group.part.start
+        for shape, n in Counter(self.shapes[name] for name in group.names).items():
+            stop = start + n * shape.numel()
+            p, g, m = (x[start:stop].view(n, *shape)[turn::self.muon_every] for x in (self.p, self.g, self.m))
+            if len(p):
+                self.muon(p, g, m, lr, group.decay, self.dtype)
+            start = stop
 
 def make_optimizer(model):
     """The one that the knobs ask for."""
@@ -611,7 +637,7 @@ def save(run, step, model, opt, scaler, tok_path, meta, state, last=True):
         state = dict(state, step=step, t=opt.t, scaler=scaler.state_dict(), optimizer=optimizer)
         try:
             card = model_card(run, step, model, meta, state)
-            save_checkpoint(folder, model, tok_path, meta['eot'], state, opt.moments(), card)
+            save_checkpoint(folder, model, tok_path, meta['eot'], state, opt.tensors(), card)
         except UserError as e:
             if last:
                 raise UserError(f'{e}: mend that, and go on with --init_from=resume')
@@ -653,7 +679,7 @@ def restore(folder, opt, state):
     if state['optimizer'] != optimizer:
         raise UserError(f'{folder} was trained with --optimizer={state["optimizer"]}: give that one, or start a new '
                         f'run with --init_from={folder}')
-    views = opt.moments()
+    views = opt.tensors()
     for name, tensor in load_file(folder / 'training.safetensors').items():
         views[name].copy_(tensor)
     opt.t = state['t']
