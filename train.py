@@ -9,9 +9,9 @@ Trains a GPT, on whatever device is there.
 
 It prepares the data if they are not there, prints a line every log_interval steps (with the mfu on a known GPU)
 
-    step 1200 | loss 4.1076 | lr 3.4e-05 | norm 1.05 | 39.6 ms | 25,859 tok/s | 2 min left
+    step 350 | loss 3.9079 | lr 2.8e-03 | norm 0.48 | 158.2 ms | 12,949 tok/s | 40 s left
 
-and writes out/<run>/: checkpoints step_00001200/ that Hugging Face opens, config.py, log.jsonl, curves.png.
+and writes out/<run>/: checkpoints step_00000600/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
 import atexit
 import hashlib
@@ -652,7 +652,7 @@ def save(run, step, model, opt, scaler, tok_path, meta, state, last=True):
 # the optimizer, its t, and the scaler's state
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # of training, and when the clock was first read after a step
+    seconds=0.0, first_step=0.0,        # since the start, evaluations and saves too; until the first step was over
     evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
     dtype='auto', compile='auto',       # what 'auto' has meant
     knobs={}, wandb_id='',
