@@ -280,7 +280,7 @@ class Tokenizer(BaseTokenizer):
         return super().encode_ordinary(' ' + piece)
 
     def encode_bytes(self, raw, special=()):
-        """BaseTokenizer.encode_bytes, at 60 MB/s."""
+        """BaseTokenizer.encode_bytes, by the arrays of the reference below."""
         ids = self.arrays.encode(raw)
         ids[ids == self.byte_ids[0xff]] = special       # no text has this id: UTF-8 never has the byte
         return ids

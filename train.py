@@ -930,7 +930,7 @@ def main():
         check_finite(step, opt)
         if writing:
             save(run, step, model, opt, scaler, tok_path, meta, state)
-        combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one process has ended
+        combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one process has failed
         say(f'\nstopped at step {step}; go on with: python train.py {run}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()
