@@ -10,7 +10,7 @@ Settings without a framework. A script lists its knobs as plain globals and read
 Arguments are read from left to right and later ones win. An argument is a Python file that assigns knobs (it sees the
 knobs so far, so it can compute with them; names in CAPITALS or with a leading underscore are its own), or --key=value.
 A knob is a lower-case global that is a bool, an int, a float or a str; the comment beside it is its --help. Only a
-script that was launched reads the command line: importing it changes nothing.
+script that was launched reads the command line: importing one changes nothing.
 """
 import difflib
 import errno
@@ -22,9 +22,9 @@ import os
 import re
 import sys
 
-KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'a text'}
+KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
-# what people type from habit, and what it is called here
+# what people type from habit, and what to do here instead
 FOREIGN = {
     'gradient_accumulation_steps': 'batch_size counts all sequences of an optimizer step here: set batch_size to '
         "nanoGPT's batch_size * gradient_accumulation_steps, and micro_batch_size to nanoGPT's batch_size",
@@ -33,25 +33,28 @@ FOREIGN = {
     'decay_lr': 'set --min_lr to the learning rate for a constant one',
     'always_save_checkpoint': 'a checkpoint is saved at every evaluation, and the best is kept',
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
-    'what': 'it is a knob of bench.py: `python bench.py` with these arguments',
-    'arms': 'it is a knob of bench.py: `python bench.py` with these arguments',
+    'what': 'it is a knob of bench.py: run `python bench.py` with these arguments',
+    'arms': 'it is a knob of bench.py: run `python bench.py` with these arguments',
 }
 
 # -----------------------------------------------------------------------------
-# mistakes that people make, and the files that they give
+# errors, output and files
 
 class UserError(Exception):
-    """A mistake that a person can make and mend. The message is one line that ends with what to do next."""
-    status, kind = 2, 'error'       # of the process, and how the line begins
+    """A mistake that a person can make and fix. The message is one line that ends with what to do next."""
+    status = 2          # of the process
+    kind = 'error'      # how the line begins
 
 class Diverged(UserError):
-    """The loss or a weight is no longer a finite number."""
-    status, kind = 3, 'diverged'
+    """The loss or a weight is no longer finite."""
+    status = 3
+    kind = 'diverged'
 
 class Output:
-    """A stream that nobody has to read: a closed terminal, a pipe without a reader or a full disk is no error."""
+    """A stream that may lose its reader: a closed terminal, a broken pipe or a full disk is not an error."""
     def __init__(self, stream):
-        self.stream, self.failure = stream or open(os.devnull, 'w'), ''     # None where it was closed: >&-
+        self.stream = stream or open(os.devnull, 'w')       # None if it was closed: >&-
+        self.failure = ''
 
     def __getattr__(self, name):
         return getattr(self.stream, name)
@@ -67,21 +70,22 @@ class Output:
         pass
 
 def launch(main):
-    """Runs a script's main. A UserError becomes one line and its status; any other exception keeps its traceback."""
+    """Runs a script's main. A UserError, Ctrl-C or a full disk ends it with one line; other errors keep a traceback."""
     try:
         main()
     except UserError as e:
         line = ' '.join(str(e).split())
         end(f'{e.kind}: {line}', e.status)
-    except BrokenPipeError:         # `| head` closed our output: nobody is listening, which is no error
+    except BrokenPipeError:         # `| head` has read enough, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         end('\nstopped', 130)
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EROFS):
-            raise
-        remedy = 'make room' if e.errno in (errno.ENOSPC, errno.EFBIG) else 'choose a folder that you may write to'
-        end(f'error: {e}: {remedy}, then run this again', 2)
+        if e.errno in (errno.ENOSPC, errno.EFBIG):
+            end(f'error: {e}: make room, then run this again', 2)
+        if e.errno in (errno.EACCES, errno.EROFS):
+            end(f'error: {e}: choose a folder that you may write to, then run this again', 2)
+        raise
 
 def end(line, status):
     print(line, file=sys.stderr)
@@ -93,9 +97,9 @@ def read_json(path):
         with open(path, encoding='utf-8') as f:
             data = json.load(f)
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f'can not read {path}: {getattr(e, "strerror", None) or e}; check the path, or make it again')
+        raise UserError(f'cannot read {path}: {getattr(e, "strerror", None) or e}; check the path, or make it again')
     if not isinstance(data, dict):
-        raise UserError(f'{path} holds no JSON object; make it again')
+        raise UserError(f'{path} does not hold a JSON object; make it again')
     return data
 
 def file_sha256(path):
@@ -106,8 +110,8 @@ def file_sha256(path):
     return digest.hexdigest()
 
 def sync(path):
-    """Makes sure that a file, or the names in a folder, are on the disk."""
-    if os.name == 'nt' and os.path.isdir(path):     # Windows can not open a folder
+    """Waits until a file, or the list of names in a folder, is on the disk."""
+    if os.name == 'nt' and os.path.isdir(path):     # Windows cannot open a folder
         return
     handle = os.open(path, os.O_RDWR if os.name == 'nt' else os.O_RDONLY)
     try:
@@ -119,35 +123,41 @@ def sync(path):
 # knobs
 
 class Knobs(dict):
-    """Knobs by name. defaults: what they were before any was set; source: {each that was set: by which argument}."""
+    """Knobs by name. defaults: their values before any was set; source: {each that was set: by which argument}."""
     def __init__(self, defaults):
         super().__init__(defaults)
-        self.defaults, self.source = dict(defaults), {}
+        self.defaults = dict(defaults)
+        self.source = {}
 
 def configure(script, *others, quiet=False):
     """
-    Overrides the knobs of a script from its command line, if it was launched, and returns all of them as Knobs.
+    Overrides the knobs of a script from the command line, if it was launched, and returns all of them as Knobs.
 
     script: the globals() of the script. others: modules or classes whose knobs it takes too: bench.py takes those of
-    train.py, train.py the fields of GPTConfig; only modules get the new values. quiet: do not report what was set.
-    A launched script ends with one line and status 2 where an argument can not be read.
+    train.py, and train.py the fields of GPTConfig; only modules get the new values. quiet: do not report what was set.
+    A launched script ends with one line and status 2 if an argument cannot be read.
     """
     spaces = [script, *map(vars, others)]
     defaults = {}
     for space in reversed(spaces):      # the script's own come last and win
-        defaults.update({k: v for k, v in space.items() if is_knob(k, v)})
+        for name, value in space.items():
+            if is_knob(name, value):
+                defaults[name] = value
     knobs = Knobs(defaults)
+
     if script['__name__'] == '__main__':
         for stream in (sys.stdout, sys.stderr):     # a console that is not UTF-8 shows escapes rather than fail
             stream.reconfigure(errors='backslashreplace')
-        arguments = sys.argv[1:]
-        if '--help' in arguments or '-h' in arguments:
+        if '--help' in sys.argv or '-h' in sys.argv:
             launch(lambda: print_help(others, knobs))
             sys.exit(0)
-        launch(lambda: read_arguments(arguments, knobs))
+        launch(lambda: read_arguments(sys.argv[1:], knobs))
+
     for space in spaces:
         if isinstance(space, dict):     # of a script or a module; a class keeps its own
-            space.update({k: v for k, v in knobs.items() if is_knob(k, space.get(k))})
+            for name, value in space.items():
+                if is_knob(name, value):
+                    space[name] = knobs[name]
     if os.environ.get('RANK', '0') == '0' and not quiet:
         for name, argument in knobs.source.items():
             print(f'{name} = {knobs[name]!r}  ({argument})')
@@ -157,7 +167,7 @@ def is_knob(name, value):
     return name.islower() and not name.startswith('_') and type(value) in KINDS
 
 def read_arguments(arguments, knobs):
-    """Sets Knobs, in place, as the arguments say, from left to right. Raises UserError."""
+    """Sets knobs in place from the arguments, left to right. Raises UserError."""
     for argument in arguments:
         if argument.startswith('--'):
             name, equals, text = argument[2:].partition('=')
@@ -171,7 +181,7 @@ def read_arguments(arguments, knobs):
         elif argument.endswith('.py'):
             found = run_file(argument, knobs)
         else:
-            raise UserError(f'can not read the argument {argument!r}: give a config file (*.py) or --key=value')
+            raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
         knobs.update(found)
         knobs.source.update(dict.fromkeys(found, argument))
 
@@ -189,48 +199,54 @@ def parse(name, text, default):
     kind = type(default)
     if text.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
         return text.lower() == 'true'
+    if kind is str:
+        return text
     try:
-        value = kind(text)
-        if kind in (int, str) or (kind is float and math.isfinite(value)):
-            return value
+        if kind is int:
+            return int(text)
+        if kind is float and math.isfinite(float(text)):
+            return float(text)
     except ValueError:
         pass
     raise UserError(f'--{name}={text}: {name} takes {KINDS[kind]}, such as --{name}={default}')
 
 def run_file(path, knobs):
-    """Runs a config file over the knobs so far. -> {name: value} of those it changed. Raises UserError."""
-    try:
-        with open(path, 'rb') as f:
-            text = f.read()
-    except OSError as e:
-        raise UserError(f'can not read the config file {path}: {e.strerror}; `ls config` shows those that come with '
-                        f'the project')
-    names = dict(knobs, __file__=path)
-    try:
-        exec(compile(text, path, 'exec'), names)
-    except UserError:
-        raise
-    except Exception as e:          # whatever a person's file raises is that file's mistake
-        lines = [getattr(e, 'lineno', 0) or 0]       # where it can not be compiled; else the last of its lines that ran
-        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
-        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; mend the file and run it again')
-
-    found = {}
-    for name, value in names.items():
+    """
+    Runs a config file over the knobs so far. -> {name: value} of the knobs that it changes: to repeat a value is not to
+    set it, because the config.py of a run names every knob. Raises UserError.
+    """
+    changed = {}
+    for name, value in execute(path, knobs).items():
         if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
-            continue
+            continue            # the file's own
         check_known(name, knobs, path)
         default = knobs.defaults[name]
         if type(default) is float and type(value) is int:
             value = float(value)
         if type(value) is not type(default) and not (default == 'auto' and type(value) is bool):
             raise UserError(f'{path}: {name} takes {KINDS[type(default)]}, such as {default!r}')
-        if value != knobs[name]:        # what only repeats a value is not reported
-            found[name] = value
-    return found
+        if value != knobs[name]:
+            changed[name] = value
+    return changed
+
+def execute(path, knobs):
+    """Runs a config file. -> its globals, which begin as the knobs. Raises UserError."""
+    try:
+        with open(path, 'rb') as f:
+            text = f.read()
+    except OSError as e:
+        raise UserError(f'cannot read the config file {path}: {e.strerror}; `ls config` shows those of the project')
+    names = dict(knobs, __file__=path)
+    try:
+        exec(compile(text, path, 'exec'), names)
+    except Exception as e:          # whatever the file raises is a mistake in it
+        lines = [getattr(e, 'lineno', 0) or 0]      # of what cannot be compiled; else the last line of it that ran
+        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
+        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
+    return names
 
 def as_file(knobs):
-    """The knobs as the text of a config file, which sets them again."""
+    """The text of a config file that sets these knobs again."""
     return ''.join(f'{name} = {value!r}\n' for name, value in knobs.items())
 
 def print_help(others, knobs):
