@@ -526,7 +526,8 @@ def main():
     if compare:
         open_tokenizer(compare)         # a mistake shows before the work, which may be long
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
-    compare_tokenizers(folder, compare)
+    if (folder / 'meta.json').exists():         # else it is nanoGPT's, without a tokenizer
+        compare_tokenizers(folder, compare)
     print(f'ready: {folder}')
     return folder
 

@@ -2088,6 +2088,7 @@ def test_a_folder_of_nanogpt_trains_as_it_is(capsys):
     ids = np.arange(4000, dtype=np.uint16)
     ids.tofile('nano/train.bin')
     ids.tofile('nano/val.bin')
+    assert run_main(prepare, dataset='nano') == Path('nano')        # there is no tokenizer to compare
     run = train_here('a', '--dataset=nano --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
     assert not re.search(r'\d bits per byte', capsys.readouterr().out)
