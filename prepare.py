@@ -5,11 +5,11 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset=names --tokenizer=char
     python prepare.py --dataset=tinystories --vocab_size=10000
     python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, also .gz .xz .zst) or a folder
-    python prepare.py --compare=data/names-bpe4096/tokenizer.json      # and what a tokenizer of other text loses on it
+    python prepare.py --compare=data/names-bpe4096/tokenizer.json      # what does a tokenizer of other text lose on it?
 
-It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 where the
-vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py calls it by itself when the
-data it wants is missing.
+It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
+vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py prepares the data it needs
+by itself if they are missing.
 """
 import gzip
 import hashlib
@@ -41,21 +41,23 @@ from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, W
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
-vocab_size = 4096           # of bpe (257 or more) and word (3 or more), all tokens counted
+vocab_size = 4096           # of bpe (257 or more) and word (3 or more), special tokens included
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
 val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, else 0.1
-separator = END_OF_TEXT     # stands between the documents of a text file; \n: every line is one; '': every file is one
-text_field = 'text'         # the field of a .jsonl line (or the column of a .parquet file) that holds the text
+separator = END_OF_TEXT     # between the documents of a text file; \n: each line is one; '': each file is one
+text_field = 'text'         # the field of a .jsonl line, or column of a .parquet file, that holds the text
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # processes; 0: one per core
-compare = ''                # the tokenizer.json of another data folder to compare with
+compare = ''                # the tokenizer.json of another data folder, to compare with
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
+# a knob is a parameter where train.py (dataset, tokenizer, vocab_size) or DATASETS (separator, val_fraction) may have
+# another value for it; the other knobs are read where they are needed
 TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
 
 def check_knobs(tokenizer, vocab_size):
-    """Raises UserError for a knob that has no valid value."""
+    """Raises UserError if a knob has no valid value."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
         raise UserError(f'there is no tokenizer {tokenizer!r}: give one of {", ".join(TOKENIZERS)}, or the path of a '
                         f'tokenizer.json')
@@ -72,8 +74,7 @@ def check_knobs(tokenizer, vocab_size):
 # where the text comes from
 
 GITHUB = 'https://raw.githubusercontent.com/karpathy/'
-DATASETS = {    # a repo of the Hugging Face hub, or a url; its files, and those for validation if they come apart; what
-                # stands between documents; what text that is shown during training begins with
+DATASETS = {    # repo of the Hugging Face hub or url; train, val: files; start: prompt of the text that train.py shows
     'python': dict(separator='', start='def'),
     'tinystories': dict(repo='roneneldan/TinyStories', train=['TinyStoriesV2-GPT4-train.txt'],
                         val=['TinyStoriesV2-GPT4-valid.txt']),
@@ -88,18 +89,17 @@ DATASETS = {    # a repo of the Hugging Face hub, or a url; its files, and those
 DOWNLOADS = Path('data/downloads')
 
 def find_source(dataset):
-    """
-    -> what meta.json says of where a data set comes from, its files (none, if there is no such text or it is gone),
-    its validation files if they come apart. Downloads nothing.
-    """
+    """-> settings for meta.json; the files (none if there is no such text); those for validation, if separate."""
     known = DATASETS.get(dataset, {})
-    files, val_files = ([DOWNLOADS / name for name in known.get(split, [])] for split in ('train', 'val'))
+    files = [DOWNLOADS / name for name in known.get('train', [])]
+    val_files = [DOWNLOADS / name for name in known.get('val', [])]
     source = dataset
     if dataset == 'python':
-        source, files = f'Python {sys.version.split()[0]}', standard_library()
+        files = standard_library()
+        source = f'Python {sys.version.split()[0]}'
     elif not known:
         files = own_files(dataset)
-        # inside this folder a relative path, so that a project can be moved with its data
+        # relative if it is inside this folder, so that a project can be moved with its data
         source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     settings = dict(
         dataset=data_name(dataset), source=source,
@@ -117,7 +117,7 @@ def standard_library():
     return sorted(files, key=Path.as_posix)
 
 def own_files(dataset):
-    """The file at a path, or all files in the folder there but hidden ones; none, where nothing is there."""
+    """The file at a path, or all but the hidden files of the folder there; none if there is neither."""
     if os.path.isfile(dataset):
         return [Path(dataset)]
     found = sorted(Path(dataset).rglob('*'))
@@ -127,10 +127,7 @@ def text_sha256(files):
     return hashlib.sha256(''.join(map(file_sha256, files)).encode()).hexdigest()
 
 def fetch(files, known):
-    """
-    Downloads those of the files that are not there. known: the repo (and repo_type) on the Hugging Face hub that has
-    them, or the url and sha256 of the only one. Raises UserError.
-    """
+    """Downloads missing files. known: their repo (and repo_type), or the url and sha256 of one. Raises UserError."""
     for path in files:
         if path.exists():
             continue
@@ -143,7 +140,7 @@ def fetch(files, known):
                 from torch.hub import download_url_to_file
                 download_url_to_file(known['url'], path, known['sha256'], progress=False)
         except Exception as e:      # a network has many ways to fail
-            raise UserError(f'can not download {path.name} ({e}): put the file at {path} by hand and run this again; '
+            raise UserError(f'cannot download {path.name} ({e}): put the file at {path} by hand and run this again; '
                             f'--dataset=python and your own files need no network')
 
 def data_name(dataset):
@@ -152,7 +149,7 @@ def data_name(dataset):
     return re.sub(r'[^\w-]', '_', stem)
 
 def data_folder(dataset, tokenizer, vocab_size):
-    """Where the shards of a data set lie: data_folder('names', 'char', 0) -> Path('data/names-char')"""
+    """Where the shards of a data set are: data_folder('names', 'char', 0) -> Path('data/names-char')"""
     kind = tokenizer
     if tokenizer in ('bpe', 'word'):
         kind = f'{tokenizer}{vocab_size}'
@@ -164,15 +161,15 @@ def data_folder(dataset, tokenizer, vocab_size):
 # documents, as UTF-8 bytes
 
 def documents(files, separator):
-    """Yields the documents in files, but for those that are white space. Raises UserError."""
+    """Yields the documents in files, except those that are only white space. Raises UserError."""
     for path in files:
         try:
-            # where every file is one, NUL stands for a separator: a file that has one is cut there
+            # if each file is one document, the separator is NUL: a file that contains one is cut there
             yield from filter(bytes.strip, read_file(path, separator or '\0'))
         except UserError:
             raise
         except Exception as e:      # every format has errors of its own
-            raise UserError(f'can not read {path} ({type(e).__name__}: {e}); check the file and --text_field; .parquet '
+            raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); check the file and --text_field; .parquet '
                             f'needs `pip install pyarrow`, .zst `pip install backports.zstd`')
 
 def read_file(path, separator):
@@ -197,49 +194,53 @@ def read_file(path, separator):
         yield b''.join(parts)
 
 # -----------------------------------------------------------------------------
-# the validation split, and batches (split, raw) of about BLOCK bytes, in which a byte 0xff, which UTF-8 never has,
-# stands where a document ends
+# the validation split, and batches (split, raw) of about BLOCK bytes. In raw, a byte 0xff, which UTF-8 never contains,
+# marks the end of a document
 
 def read_batches(files, val_files, separator, val_fraction):
-    """All documents in batches. Where there are no files for it, val_fraction of them are for validation."""
-    docs = documents(files, separator)
-    if val_files:
-        parts = chain(split_by_hash(docs, 0), split_by_hash(documents(val_files, separator), 1))
-    else:
-        first = list(islice(docs, 1000))        # the least hash among these is validation, so that there is some
-        if len(first) < 20:
-            parts = split_by_position(first, val_fraction)
-        else:
-            threshold = max(val_fraction, min(map(document_hash, first)) + 1e-12)
-            parts = split_by_hash(chain(first, docs), threshold)
+    """All documents in batches. If there are no files for validation, it gets val_fraction of the documents."""
     waiting = defaultdict(bytearray)
-    for split, part in parts:
+    for split, part in split_documents(files, val_files, separator, val_fraction):
         waiting[split] += part
         if len(waiting[split]) >= BLOCK:
             yield split, bytes(waiting.pop(split))
     for split, rest in waiting.items():
         yield split, bytes(rest)
 
-def split_by_hash(docs, threshold):
-    """A document stays on its side when others come or go."""
-    for text in docs:
-        yield 'val' if document_hash(text) < threshold else 'train', text + b'\xff'
+def split_documents(files, val_files, separator, val_fraction):
+    """Yields (split, part of the text), in order."""
+    docs = documents(files, separator)
+    if val_files:
+        for split, texts in ('train', docs), ('val', documents(val_files, separator)):
+            for text in texts:
+                yield split, text + b'\xff'
+        return
+    first = list(islice(docs, 1000))
+    if len(first) < 20:
+        yield from split_by_position(first, val_fraction)
+        return
+    # a document stays in its split when others come or go, except where none of the first 1,000 is below val_fraction:
+    # the lowest of their hashes is the limit then, so that there is some validation
+    limit = max(val_fraction, min(map(document_hash, first)))
+    for text in chain(first, docs):
+        split = 'val' if document_hash(text) <= limit else 'train'
+        yield split, text + b'\xff'
 
 def document_hash(text):
     """A number in [0, 1) that depends on the text alone."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), 'big') / 2 ** 64
 
 def split_by_position(docs, val_fraction):
-    """The end of the text is for validation, as nanoGPT has it."""
+    """The end of the text is for validation, as in nanoGPT."""
     texts = [raw.decode() for raw in docs]
-    cut = int(sum(map(len, texts)) * (1 - val_fraction))
+    left = int(sum(map(len, texts)) * (1 - val_fraction))       # characters that are still for training
     for text in texts:
-        for split, part in ('train', text[:cut]), ('val', text[cut:]):
-            # in blocks that end between words, since a batch may end after each
+        for split, part in ('train', text[:left]), ('val', text[left:]):
+            # in blocks that end between words, because a batch may end after each
             for block in read_blocks(io.BytesIO(part.encode()), split):
                 yield split, block
-        yield 'train' if len(text) <= cut else 'val', b'\xff'
-        cut = max(cut - len(text), 0)
+        yield 'train' if len(text) <= left else 'val', b'\xff'      # the end goes with the last character
+        left = max(left - len(text), 0)
 
 # -----------------------------------------------------------------------------
 # tokens
@@ -250,7 +251,7 @@ def in_parallel(function, batches):
     return parallel_map(function, bar, workers or default_workers())
 
 def make_tokenizer(kind, vocab_size, batches):
-    """Trains a tokenizer on batches, or opens one."""
+    """The tokenizer of a kind, learned from batches if it needs text, or the one in a tokenizer.json."""
     if kind == 'byte':
         return byte_tokenizer()
     if kind == 'gpt2':          # the files of its release, downloaded once
@@ -259,16 +260,23 @@ def make_tokenizer(kind, vocab_size, batches):
         return Tokenizer.from_files(*files)
     if kind not in TOKENIZERS:
         return open_tokenizer(kind)
-    if kind == 'char':          # the alphabet is that of all text; 'ignore' drops the 0xff
-        return CharTokenizer(sorted({char for _, raw in batches for char in set(raw.decode(errors='ignore'))}))
-    texts = (raw for split, raw in batches if split == 'train')
-    if kind == 'word':          # the most frequent ones; <unk> and the end of a text are tokens too
+
+    if kind == 'char':          # learns from both splits, the others from train
+        alphabet = set()
+        for _, raw in batches:
+            alphabet.update(raw.decode(errors='ignore'))        # without the 0xff
+        return CharTokenizer(sorted(alphabet))
+
+    train = (raw for split, raw in batches if split == 'train')
+    if kind == 'word':
         find_words = WordTokenizer([]).pattern.findall
-        found = (find_words(text.decode()) for raw in texts for text in raw.split(b'\xff'))
-        counts = Counter(chain.from_iterable(found))
+        counts = Counter()
+        for raw in train:
+            for text in raw.split(b'\xff'):
+                counts.update(find_words(text.decode()))
         most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
-        return WordTokenizer(most_frequent[:vocab_size - 2])
-    counts = add_counts(in_parallel(WordCounter(pattern), texts), pattern)
+        return WordTokenizer(most_frequent[:vocab_size - 2])    # the other two: <unk> and the end of a text
+    counts = add_counts(in_parallel(WordCounter(pattern), train), pattern)
     vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
     return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
 
@@ -279,23 +287,24 @@ def open_tokenizer(path):
     return tok
 
 def encode_batch(tok, batch):
-    """A batch -> its split, its ids, and what meta.json counts: unknown_bytes are those in words that tok lacks."""
+    """A batch -> its split, its ids, and the counts for meta.json; unknown_bytes are those of words that tok lacks."""
     split, raw = batch
     ids = tok.encode_bytes(raw, tok.eot)
-    ends, lost = raw.count(b'\xff'), 0
+    ends = raw.count(b'\xff')
     size = len(raw) - ends
+    lost = 0
     if hasattr(tok, 'unknown'):
         lost = size - len(tok.decode_bytes(ids[(ids != tok.unknown) & (ids != tok.eot)]))
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost, tokens=len(ids))
 
 # -----------------------------------------------------------------------------
-# a data folder: made under another name, and renamed when it is whole and on the disk
+# a data folder: written under another name, and renamed when it is complete and on the disk
 
 def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     """
-    The data folder of a data set, which is made if it is not there; or dataset itself, where it is a data folder. Of
-    several processes that want it one makes it and the others wait. Its text may be gone by then. Raises UserError for
-    data that can not be read, and where the folder holds other data.
+    The data folder of a data set, prepared if it is missing; or dataset itself, if it is a data folder. If several
+    processes want it, one prepares it and the others wait. The text is not needed afterwards. Raises UserError if it
+    cannot be read, or if the folder was made from another one.
     """
     folder = Path(dataset)
     if (folder / 'meta.json').exists() or (folder / 'train.bin').exists():
@@ -310,15 +319,16 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
                             f'{", ".join(DATASETS)}')
         DOWNLOADS.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
-            if not folder.exists():         # else another process has made it meanwhile
+            if not folder.exists():         # another process may have made it meanwhile
                 fetch(files + val_files, DATASETS.get(dataset, {}))
                 settings['source_sha256'] = text_sha256(files) if own else ''
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
-    meta, made = read_meta(folder), (folder / 'meta.json').stat().st_mtime
-    if not files:
+    meta = read_meta(folder)
+    made = (folder / 'meta.json').stat().st_mtime
+    if not files:           # the text is gone
         del settings['source_bytes']
-    if own and any(path.stat().st_mtime > made for path in files):      # to the same size, perhaps
+    if own and any(path.stat().st_mtime > made for path in files):      # edited, perhaps to the same size
         settings['source_sha256'] = text_sha256(files)
     for key, value in settings.items():
         if meta.get(key) != value:
@@ -350,8 +360,9 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     print_summary(meta, tok)
 
 def write_shards(folder, tok, batches):
-    """Encodes batches. -> {split: what meta.json says of it}"""
-    meta, seen = dict(train=Counter(), val=Counter()), np.zeros(tok.vocab_size, bool)
+    """Encodes batches. -> {split: what meta.json says about it}"""
+    meta = dict(train=Counter(), val=Counter())
+    seen = np.zeros(tok.vocab_size, bool)       # which ids are in train
     for split, ids, counts in in_parallel(partial(encode_batch, tok), batches):
         start = meta[split]['tokens']
         cuts = range(shard_tokens - start % shard_tokens, len(ids), shard_tokens)
@@ -371,7 +382,7 @@ def write_shards(folder, tok, batches):
     return meta
 
 def compress(raw):
-    """What general compressors need for a text, in bits per byte, to stand beside a model's."""
+    """What gzip and xz need for a text, in bits per byte, to compare with a model."""
     text = raw.replace(b'\xff', b'')
     scale = 8 / max(len(text), 1)
     return dict(gzip_bpb=scale * len(gzip.compress(text, 9)), xz_bpb=scale * len(lzma.compress(text, preset=9)))
@@ -391,21 +402,21 @@ def rate(counts):
     return (f'{counts["bytes"] / max(counts["tokens"], 1):.2f} bytes per token | '
             f'{counts["unknown_bytes"] / max(counts["bytes"], 1):.2%} of the bytes unknown')
 
-def compare_tokenizers(folder, other):
-    """
-    Tokenizers side by side on the beginning of the validation split of a data folder: char, word and byte, which learn
-    from the beginning of its training split, another one, if its path is given, and its own.
-    """
+def compare_tokenizers(folder):
+    """Tokenizers side by side on the beginning of val: char, word, byte, the one in `compare`, and the folder's own."""
     own = load_tokenizer(folder / 'tokenizer.json')
-    train, val = ((split, beginning(folder, split, own)) for split in ('train', 'val'))
+    train = 'train', beginning(folder, 'train', own)        # batches
+    val = 'val', beginning(folder, 'val', own)
     print('side by side on the beginning of val; char and word learned from the beginning of train')
-    for kind in ('char', 'word', 'byte', other, 'this one'):
-        if kind:
-            tok = own if kind == 'this one' else make_tokenizer(kind, max(vocab_size, own.vocab_size), [train])
-            print(f'{kind:14} | {len(tok.vocab):7,} tokens | {rate(encode_batch(tok, val)[2])}')
+    toks = {kind: make_tokenizer(kind, max(vocab_size, own.vocab_size), [train]) for kind in ('char', 'word', 'byte')}
+    if compare:
+        toks[compare] = open_tokenizer(compare)
+    toks['this one'] = own
+    for name, tok in toks.items():
+        print(f'{name:14} | {len(tok.vocab):7,} tokens | {rate(encode_batch(tok, val)[2])}')
 
 def beginning(folder, split, tok):
-    """The first tokens of a split of a data folder as text, in the form of a batch, without unknown words."""
+    """The first tokens of a split as the text of a batch, without unknown words."""
     ids = np.fromfile(folder / f'{split}_000.bin', tok.dtype, 1 << 17)
     text = tok.decode(ids[ids != getattr(tok, 'unknown', -1)])
     return text.encode().replace(tok.vocab[tok.eot], b'\xff')
@@ -414,7 +425,7 @@ def beginning(folder, split, tok):
 # what train.py reads
 
 def read_meta(folder):
-    """meta.json of a data folder; what stands for it with nanoGPT's pair of train.bin and val.bin, which has none."""
+    """meta.json of a data folder, or a substitute for nanoGPT's folders of train.bin and val.bin, which have none."""
     path = folder / 'meta.json'
     if path.exists():
         return read_json(path)
@@ -423,50 +434,51 @@ def read_meta(folder):
 
 def check_data(folder, meta):
     """
-    Raises UserError where a file is not the one that meta tells of, or an id is not in the vocabulary. What was found
-    in a shard is remembered in checked.json while it stays the file it was. -> meta, where shards that it told
-    nothing of (nanoGPT's) now have their tokens and sha256.
+    Checks that the files are the ones that meta describes and that every id is in the vocabulary. A shard is read once,
+    and again when it has changed: checked.json keeps what was found. -> meta, in which nanoGPT's shards, too, now have
+    tokens and sha256. Raises UserError.
     """
-    known, checked = {}, folder / 'checked.json'
-    with suppress(UserError):           # it is not there, or not whole
-        known = read_json(checked)
+    cache = folder / 'checked.json'
+    known = {}
+    with suppress(UserError):           # it is missing or damaged
+        known = read_json(cache)
+    file = folder / 'tokenizer.json'
     try:
-        path = folder / 'tokenizer.json'
-        if 'tokenizer_sha256' in meta and file_sha256(path) != meta['tokenizer_sha256']:
+        if 'tokenizer_sha256' in meta and file_sha256(file) != meta['tokenizer_sha256']:
             raise ValueError('it is not the one that made the tokens')
-        shards = meta['train']['shards'] + meta['val']['shards']
-        for shard in tqdm(shards, 'checking', disable=None, leave=False):
-            path = folder / shard['name']
-            info = path.stat()
-            stamp = f'{path.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'      # a copy has another inode
+        for shard in tqdm(meta['train']['shards'] + meta['val']['shards'], 'checking', disable=None, leave=False):
+            file = folder / shard['name']
+            info = file.stat()
+            stamp = f'{file.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'      # a copy has another inode
             if stamp not in known:
-                known[stamp] = check_shard(path, meta['dtype'], meta['vocab_size'])
-                with suppress(OSError):     # a folder that can not be written to is checked every time
-                    checked.write_text(json.dumps(known, indent=1))
-            if not shard.items() <= known[stamp].items():       # something that meta.json says is not so
-                raise ValueError('it is not the one that meta.json tells of')
-            shard.update(known[stamp])
+                known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
+                with suppress(OSError):     # a folder that cannot be written to is checked every time
+                    cache.write_text(json.dumps(known, indent=1))
+            found = known[stamp]
+            if not shard.items() <= found.items():      # meta.json says something else
+                raise ValueError('it is not the one that meta.json describes')
+            shard.update(found)
     except (OSError, ValueError) as e:
-        raise UserError(f'can not train on {folder} ({path.name}: {e}): copy it here again, or remove it and prepare '
-                        f'it again')
+        raise UserError(f'cannot train on {folder} ({file.name}: {e}): copy it here again, or remove it and prepare it '
+                        f'again')
     return meta
 
 def check_shard(path, dtype, vocab_size):
-    """What meta.json says of a shard. Raises ValueError where an id is outside the vocabulary."""
+    """The entry of a shard in meta.json. Raises ValueError if an id is outside the vocabulary."""
     ids = np.memmap(path, dtype, 'r')
     if ids.max() >= vocab_size:
         raise ValueError(f'it has the id {ids.max()}, and the vocabulary {vocab_size:,} tokens')
     return dict(name=path.name, tokens=len(ids), sha256=file_sha256(path))
 
 def data_hash(meta):
-    """Eight hex digits that stand for the tokens of both splits."""
+    """Eight hex digits that identify the tokens of both splits."""
     shas = [shard['sha256'] for shard in meta['train']['shards'] + meta['val']['shards']]
     return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
 
 def bits_per_byte(loss, meta):
     """
-    Nats per token -> bits per byte of the validation text, in which a word that the vocabulary lacks costs its bytes.
-    None where the bytes are not known, which is so without a meta.json.
+    Nats per token -> bits per byte of the validation text, where a word that the vocabulary lacks costs its bytes. None
+    without a meta.json, because the bytes are not known.
     """
     val = meta['val']
     if 'bytes' not in val:
@@ -486,8 +498,9 @@ class Shards:
 
     def read(self, start, length):
         """tokens[start : start + length], across shards."""
-        i, width = bisect_right(self.shard_starts, start) - 1, self.dtype.itemsize
-        # a memmap is half as fast, and kills the process where a file has become shorter
+        i = bisect_right(self.shard_starts, start) - 1
+        width = self.dtype.itemsize
+        # a memmap is half as fast, and kills the process if a file has become shorter
         self.files[i].seek((start - self.shard_starts[i]) * width)
         tokens = np.frombuffer(self.files[i].read(length * width), self.dtype)
         if len(tokens) < length:        # the rest is in the next shard
@@ -497,25 +510,25 @@ class Shards:
 
     def starts(self, first, count, T, seed):
         """
-        Where the sequences `first`, `first` + 1, ... begin; one epoch follows another without end. A pure function of
-        seed and number: there is no state of a loader to save.
+        Where the sequences `first`, `first` + 1, ... begin; epochs follow each other without end. A pure function of
+        seed and number: there is no loader state to save.
         """
-        n = (len(self) - T) // T        # in an epoch: T tokens are left for its offset and the last target
+        n = (len(self) - T) // T        # sequences per epoch: T tokens are left for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
     def batch(self, starts, T, place='cpu'):
         """idx, targets (B, T) int64 on a device: the sequences that begin at the given positions."""
-        import torch        # preparing alone needs none
+        import torch        # not needed to prepare data
         tokens = np.stack([self.read(start, T + 1) for start in starts])
         x = torch.from_numpy(tokens.astype(np.int64))
         x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
         return x[:, :-1], x[:, 1:]
 
-@lru_cache(maxsize=8)       # the epoch before and the one after, of a few data sets
+@lru_cache(maxsize=8)       # two epochs of a few data sets
 def epoch_order(seed, epoch, n, T):
     """
-    The starts of an epoch: every non-overlapping sequence of T tokens once, in an order, and shifted by an offset, that
-    depend on (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
+    The starts of an epoch: every non-overlapping sequence of T tokens once. Their order and a common offset depend on
+    (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
     """
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
     return np.argsort(words[1:], kind='stable') * T + int(words[0] % T)
@@ -527,7 +540,7 @@ def main():
         open_tokenizer(compare)         # a mistake shows before the work, which may be long
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
     if (folder / 'meta.json').exists():         # else it is nanoGPT's, without a tokenizer
-        compare_tokenizers(folder, compare)
+        compare_tokenizers(folder)
     print(f'ready: {folder}')
     return folder
 

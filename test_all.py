@@ -1620,7 +1620,7 @@ BAD_FILES = {
 def test_a_file_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name):
     Path(name).write_bytes(BAD_FILES[name])
     for kind in 'bpe', 'byte':
-        with user_error('can not read|not UTF-8|split is empty'):
+        with user_error('cannot read|not UTF-8|split is empty'):
             prepare.find_or_prepare(name, kind, 300)
     assert left() == []
 
@@ -1659,7 +1659,7 @@ def copied():
     return folder.rename('copy')
 
 def refused(folder, name):
-    with user_error(f'can not train on {folder} .{name}.*prepare it again'):
+    with user_error(f'cannot train on {folder} .{name}.*prepare it again'):
         checked(folder)
 
 def test_a_shard_that_is_not_the_one_of_meta_json_is_refused(copied):
