@@ -252,7 +252,7 @@ def bench_sample():
     """Tokens per second of generation, and the share of what reading the weights for each of them allows."""
     place, type_, compiled = machine(generates=True)
     model = build(model_config(), place)
-    step = sample.fast_step(model, place, type_, compiled, samples)
+    step = sample.prepare_model(model, place, type_, compiled, samples)
     generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8)
     list(generate())            # compiles
     rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))

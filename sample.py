@@ -29,24 +29,24 @@ out_dir = ''            # a run, a checkpoint, a Hugging Face folder, owner/mode
 start = ''              # the prompt, or FILE:path; '': the end-of-text token, so that a new document begins
 num_samples = 4         # texts, generated as one batch
 max_new_tokens = 256    # tokens per text; a text that ends by itself is shorter
-temperature = 0.8       # below 1: more likely tokens only; 0: always the likeliest
+temperature = 0.8       # below 1: the likelier tokens more often; 0: always the likeliest
 top_k = 0               # only the k likeliest tokens; 0: all
 top_p = 1.0             # only the likeliest tokens that together have this probability
 table = False           # instead: texts at several temperatures, and how many begin differently
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; not compiled on x86, and
-                        # in a GGUF file, whose auto is float16, that of the matrices alone
+dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; of the matrices alone for
+                        # float16 on x86 without compile, and in a GGUF file, where auto is float16
 compile = False         # faster tokens, after half a minute of compiling: for long texts
-gguf = ''               # instead: the file to which the model is written for llama.cpp and Ollama, say model.gguf
+gguf = ''               # instead: write the model to this file for llama.cpp and Ollama, such as model.gguf
 # -----------------------------------------------------------------------------
-config = configure(globals(), quiet=True)     # so that standard output is the text alone
+config = configure(globals(), quiet=True)     # standard output is the text alone
 
 def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
     logits (B, V) -> probabilities (B, n) and ids (B, n) of the tokens that may come: softmax of logits / temperature
     for the top_k likeliest tokens, then for the fewest of these that together have top_p (nucleus sampling,
-    arXiv:1904.09751). ids is None where all tokens may come, in their order.
+    arXiv:1904.09751). ids is None if all tokens may come, in their order.
     """
     if temperature == 0:
         top_k, temperature = 1, 1.0
@@ -57,31 +57,31 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
         logits, ids = logits.sort(descending=True)
     probs = F.softmax(logits / temperature, -1)
     if top_p < 1:
-        before = probs.cumsum(-1) - probs               # what the likelier ones have together
+        before = probs.cumsum(-1) - probs               # what all likelier tokens have together
         probs = probs.masked_fill(before >= top_p, 0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs, ids
 
 def draw(probs, ids, u):
-    """One id (B,) for each row of probabilities, by its number u (B,) from 0 to 1."""
+    """One id (B,) for each row of probabilities, chosen by its number u (B,) in [0, 1)."""
     edges = probs.cumsum(-1)
-    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge: beyond it the probability is 0
+    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge: the probability beyond is 0
     i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
 @torch.no_grad()
 def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0, cache=True, step=None, **sampling):
     """
-    Continues a batch of prompts, lists of ids that may differ in length -> yields lists of an id for each text,
-    max_new_tokens times or until every text has had the token `stop` (after which it yields `stop` for that text).
+    Continues a batch of prompts, lists of ids that may differ in length -> yields a list of one id for each text,
+    max_new_tokens times or until every text has had the token `stop` (a text that has had it gets `stop` again).
 
-    sampling: what next_token_probs takes. Text i is what its prompt gives alone with seed + i, whatever the others are,
-    and cache=False gives the same without a KV cache: up to rounding, which in bfloat16 may change a token.
-    When a context is full, its last half is kept and goes through the model again.
-    Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the model, compiled
-    or not, for one token at a time.
+    Text i is the one that its prompt gives alone with seed + i. cache=False gives the same texts without a KV cache, up
+    to rounding, which in bfloat16 may change a token. When a context is full, its last half goes through the model
+    again. Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the model
+    for one token at a time, from prepare_model. sampling: what next_token_probs takes.
     """
-    place, block_size = model.lm_head.weight.device, model.config.block_size
+    place = model.lm_head.weight.device
+    block_size = model.config.block_size
     B = len(prompts)
     texts = [list(prompt)[-block_size:] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)]
@@ -92,9 +92,11 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     step = model if step is None else step
 
     for i in range(max_new_tokens):
-        full = any(len(text) > block_size for text in texts)        # then all are read again
-        if i == 0 or full or not cache:
-            texts = [text[-max(block_size // 2, 1):] if len(text) > block_size else text for text in texts]
+        too_long = any(len(text) > block_size for text in texts)
+        if too_long:
+            half = max(block_size // 2, 1)
+            texts = [text[-half:] if len(text) > block_size else text for text in texts]
+        if i == 0 or too_long or not cache:
             logits = read_texts(model, texts, kv, place)
         else:
             logits = step(new[:, None], cache=kv)[:, 0]
@@ -110,19 +112,19 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
             text.append(id)
 
 def read_texts(model, texts, kv, place):
-    """The logits (B, V) after each text; kv is filled, if it is not None."""
+    """The logits (B, V) after each text. kv is refilled if it is not None."""
     lengths = torch.tensor([len(text) for text in texts], device=place)
     T = int(lengths.max())
     idx = torch.tensor([text + [0] * (T - len(text)) for text in texts], device=place)
     if kv is None:
         return model(idx)[torch.arange(len(texts), device=place), lengths - 1]
-    kv.lengths.zero_()          # empties it: a prompt of one token would continue the old text
+    kv.lengths.zero_()          # empties it: else a prompt of one token would continue the old text
     return model(idx, cache=kv, lengths=lengths)[:, 0]
 
-def fast_step(model, place, type_, compiled, rows):
+def prepare_model(model, place, type_, compiled, rows):
     """
-    Moves the model to `place` and into its type. -> the model for one token more of each of `rows` texts. Compiled on a
-    GPU, its launches are recorded and played back as one; not compiled on a CPU, float16 is that of packed matrices.
+    Changes the model for generation: moves it to `place`, casts it to `type_`, and packs its matrices for float16 on a
+    CPU without compile. -> the model or its compiled form, which generate calls for one more token of `rows` texts.
     """
     packed = type_ == 'float16' and not compiled and can_pack(place)
     model.compute_dtype = torch.float32 if packed else getattr(torch, type_)
@@ -131,27 +133,31 @@ def fast_step(model, place, type_, compiled, rows):
         model.pack()
     if not compiled:
         return model
-    if 'cuda' in place:
+    if 'cuda' in place:         # launches are recorded and played back as one
         return torch.compile(model, dynamic=False, mode='reduce-overhead')
     from torch._inductor import config as inductor
-    # the compiler packs the matrices, too: a token of 4 texts takes 0.7 of the time. the options below come too late
+    # the compiler packs the matrices: a token of 4 texts takes 0.7 of the time. torch.compile's options come too late
     inductor.freezing = rows > 1
     # the input of a matrix is stored, not computed again for each of its rows: 0.7 of the time
-    written = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
-    return torch.compile(model, dynamic=False, options=written)
+    options = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
+    return torch.compile(model, dynamic=False, options=options)
 
-def first_ids(tok, prompt, stop):
-    """The ids of a prompt, at least one: a new text begins with the token that ends the one before."""
-    return tok.opening + tok.encode(prompt) or [stop or 0]
+def prompt_ids(tok, prompt, stop):
+    """
+    The ids that a text begins with: those that open each text for this tokenizer (Llama's <s>; none in ours), which are
+    never shown, then those of the user's prompt. If there are none, the stop id: a new text begins after it.
+    """
+    ids = tok.opening + tok.encode(prompt)
+    return ids if ids else [stop or 0]
 
 def texts_of(steps, tok, stop):
-    """The texts of what generate yields, without their ends."""
+    """The texts that generate's steps make, without their ends."""
     return [tok.decode([id for id in ids if id != stop]) for ids in zip(*steps)]
 
 def peek(model, tok, start, num_samples, max_new_tokens, seed):
     """Some texts of a model in training, for a person to look at."""
     model.eval()
-    prompts = [first_ids(tok, start, tok.eot)] * num_samples
+    prompts = [prompt_ids(tok, start, tok.eot)] * num_samples
     steps = generate(model, prompts, max_new_tokens, tok.eot, tok.vocab_size, seed, temperature=0.8)
     texts = texts_of(steps, tok, tok.eot)
     model.train()
@@ -160,7 +166,7 @@ def peek(model, tok, start, num_samples, max_new_tokens, seed):
 # -----------------------------------------------------------------------------
 
 def find_checkpoint(path):
-    """What find_folder finds, and for '' the newest checkpoint of the newest run in out/."""
+    """What find_folder finds; for '' the newest checkpoint of the newest run in out/."""
     if not path:
         newest = max(Path('out').glob('*/step_*'), key=os.path.getmtime, default=None)
         if newest is None:
@@ -178,15 +184,15 @@ def read_prompt(start):
     try:
         return Path(start[5:]).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'can not read the prompt {start[5:]}: {e}; check the path')
+        raise UserError(f'cannot read the prompt {start[5:]}: {e}; check the path')
 
 def find_stop(folder, tok):
-    """The id that ends a text: that of config.json, or the tokenizer's, or None."""
+    """The id that ends a text: from config.json, else the tokenizer's, which may be None."""
     stop = read_json(folder / 'config.json').get('eos_token_id')
     stop = stop[0] if isinstance(stop, list) else stop
     return tok.eot if stop is None else stop
 
-def say(text):
+def say(text):          # to standard error: standard output is the text alone
     print(text, file=sys.stderr)
 
 def check_knobs():
@@ -209,7 +215,7 @@ def print_table(run, tok, prompt, stop):
 def print_texts(run, tok, prompt, stop):
     """The first text as it is generated, then the others, and the speed."""
     steps, count = [], 0
-    decoder = codecs.getincrementaldecoder('utf-8')('replace')      # it never shows half a character
+    decoder = codecs.getincrementaldecoder('utf-8')('replace')      # never shows half a character
     print(prompt, end='', flush=True)
     began = time.perf_counter()
     for ids in run():
@@ -239,19 +245,19 @@ def main():
         try:
             write_gguf(gguf, model, tok, stop, type_)
         except OSError as e:
-            raise UserError(f'can not write {gguf} ({e}); give another path')
+            raise UserError(f'cannot write {gguf} ({e}); give another path')
         say(f'wrote {gguf}: {model.num_params():,} parameters, {type_}')
         return
     prompt = read_prompt(start)
-    ids = first_ids(tok, prompt, stop)
+    ids = prompt_ids(tok, prompt, stop)
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
-    step = fast_step(model, place, type_, compiled, num_samples)
+    step = prepare_model(model, place, type_, compiled, num_samples)
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,
                   temperature=temperature, top_k=top_k, top_p=top_p)
     if compiled:
-        list(islice(run(), 4))          # the prompt, then a step to compile, to warm up and to record: not timed
+        list(islice(run(), 4))          # not timed: the prompt, then a step each to compile, to warm up and to record
     show = print_table if table else print_texts
     show(run, tok, prompt, stop)
 

@@ -776,7 +776,7 @@ def test_packed_matrices_give_the_same_logits(knobs):
     model = small_gpt(**knobs)
     idx = random_ids(3, 5)
     want = model(idx)
-    assert sample.fast_step(model, 'cpu', 'float16', False, rows=3) is model
+    assert sample.prepare_model(model, 'cpu', 'float16', False, rows=3) is model
     logits = model(idx)
     assert not torch.equal(logits, want)
     close(logits, want, rtol=5e-3, atol=5e-3)
@@ -784,7 +784,7 @@ def test_packed_matrices_give_the_same_logits(knobs):
 @pytest.mark.parametrize('dtype, compiled', [('float32', False), ('float16', True), ('bfloat16', False)])
 def test_only_a_model_in_float16_that_is_not_compiled_is_packed(dtype, compiled):
     model = small_gpt()
-    sample.fast_step(model, 'cpu', dtype, compiled, rows=1)
+    sample.prepare_model(model, 'cpu', dtype, compiled, rows=1)
     assert model.lm_head.packed is None
     assert model.compute_dtype == model.lm_head.weight.dtype == getattr(torch, dtype)
 
@@ -1169,7 +1169,7 @@ def test_sample_writes_a_gguf_file_in_float16_by_itself(small_bpe):
     reader = gguf.GGUFReader('new/m.gguf')
     assert {tensor.tensor_type for tensor in reader.tensors} == {0, 1}
     assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
-    with user_error('can not write README.md/m.gguf'):
+    with user_error('cannot write README.md/m.gguf'):
         run_main(sample, out_dir=str(folder), gguf='README.md/m.gguf')
 
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
@@ -2455,7 +2455,7 @@ def test_compiled_generation_is_the_plain_one(B):
     prompts = random_ids(B, 3).tolist()
     plain = list(sample.generate(model, prompts, 4, temperature=0))
     with torch._inductor.config.patch(freezing=False):          # and so it is again after the test
-        step = sample.fast_step(model, 'cpu', 'float32', True, B)
+        step = sample.prepare_model(model, 'cpu', 'float32', True, B)
         assert list(sample.generate(model, prompts, 4, temperature=0, step=step)) == plain
 
 # -----------------------------------------------------------------------------
