@@ -146,8 +146,9 @@ def configure(script, *others, quiet=False):
     knobs = Knobs(defaults)
 
     if script['__name__'] == '__main__':
-        for stream in (sys.stdout, sys.stderr):     # a console that is not UTF-8 shows escapes rather than fail
-            stream.reconfigure(errors='backslashreplace')
+        for stream in (sys.stdout, sys.stderr):
+            if stream:      # None if it was closed: >&-
+                stream.reconfigure(errors='backslashreplace')       # where a console is not UTF-8
         if '--help' in sys.argv or '-h' in sys.argv:
             launch(lambda: print_help(others, knobs))
             sys.exit(0)
