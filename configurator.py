@@ -224,7 +224,8 @@ def run_file(path, knobs):
         default = knobs.defaults[name]
         if type(default) is float and type(value) is int:
             value = float(value)
-        if type(value) is not type(default) and not (default == 'auto' and type(value) is bool):
+        finite = type(value) is not float or math.isfinite(value)
+        if not finite or (type(value) is not type(default) and not (default == 'auto' and type(value) is bool)):
             raise UserError(f'{path}: {name} takes {KINDS[type(default)]}, such as {default!r}')
         if value != knobs[name]:
             changed[name] = value

@@ -313,6 +313,7 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
     own = dataset not in DATASETS
+    written = max((path.stat().st_mtime for path in files), default=0) if own else 0
     if not folder.exists():
         if not files:
             raise UserError(f'there is no data set {dataset!r}: give a file, a folder with files, or one of '
@@ -321,14 +322,14 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
                 fetch(files + val_files, DATASETS.get(dataset, {}))
-                settings['source_sha256'] = text_sha256(files) if own else ''
+                if own:
+                    settings.update(source_time=written, source_sha256=text_sha256(files))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
     meta = read_meta(folder)
-    made = (folder / 'meta.json').stat().st_mtime
     if not files:           # the text is gone
         del settings['source_bytes']
-    if own and any(path.stat().st_mtime > made for path in files):      # edited, perhaps to the same size
+    elif meta.get('source_time', written) != written:       # another text, perhaps of the same size
         settings['source_sha256'] = text_sha256(files)
     for key, value in settings.items():
         if meta.get(key) != value:

@@ -160,6 +160,7 @@ def test_an_argument_that_can_not_be_read_is_an_error_that_says_what_to_do(argum
 @pytest.mark.parametrize('text, says', [
     ('nam = "y"', 'c.py.* did you mean name'),
     ('a = 1.5', 'c.py.* a whole number'),
+    ('lr = float("inf")', 'c.py.* a number'),
     ('betas = [0.9, 0.95]', "c.py.* no knob 'betas'"),
     ('a = 2\n\na = 1 / 0', 'c.py, line 3.*division'),
     ('name = "\xe9"', 'c.py.*utf-8'),
@@ -1596,6 +1597,7 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     write('corpus.txt', [text])             # a new file, the same text
     assert prepare.find_or_prepare('corpus.txt', 'bpe', 300) == folder
     write('corpus.txt', ['#' + text[1:]])
+    os.utime('corpus.txt', (1, 1))          # an older file may be another text, too
     with user_error('was made with source_sha256'):
         prepare.find_or_prepare('corpus.txt', 'bpe', 300)
     write_corpus('corpus.txt', 25)
