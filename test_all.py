@@ -3025,11 +3025,15 @@ def test_every_question_has_arms_that_can_be_read(path, monkeypatch):
     monkeypatch.chdir(HERE)
     assert len(bench.read_arms()) > 3
 
-def test_the_mistakes_of_the_museum_can_be_trained():
-    write_corpus()
-    assert len(MISTAKES) == 5
-    knobs = f'{SMALL_RUN} --dtype=float16 --max_iters=2 --out_dir=out'
-    launch(HERE / 'train.py', *knobs.split(), *sorted(MISTAKES))
+@pytest.mark.parametrize('path', sorted(MISTAKES), ids=lambda path: path.stem)
+def test_every_mistake_of_the_museum_changes_what_is_learned(path):
+    knobs = '--max_iters=6' + ' --dtype=float16' * (path.stem == 'broken_no_scale')
+    healthy = train_here('a', knobs)
+    # in a process of its own, which is all that it breaks
+    assert status_of(start_alone(f'train.py {SMALL_RUN} {knobs} --out_dir=b {path}')) == 0
+    losses = Run('b').losses
+    assert len(losses) == 6
+    assert losses != healthy.losses
 
 # -----------------------------------------------------------------------------
 # end to end, in processes of their own

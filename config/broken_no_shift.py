@@ -1,10 +1,16 @@
 # The target of each token is the token itself. For config/lab_museum.py.
-import prepare
+import torch
+import model
 
-_right = prepare.Shards.batch
+_right = model.GPT.forward
 
-def batch(self, starts, T, place='cpu'):
-    x, y = _right(self, starts, T, place)
-    return x, x
+def forward(self, idx, targets=None, **others):
+    if targets is not None:
+        targets = idx
+    return _right(self, idx, targets, **others)
 
-prepare.Shards.batch = batch
+model.GPT.forward = forward
+
+_gpt = model.GPT(model.GPTConfig())
+_idx = torch.tensor([[1, 2]])
+assert _gpt(_idx, _idx).equal(_gpt(_idx, _idx + 1)), 'the targets are still those that were given'
