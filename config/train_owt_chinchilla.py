@@ -1,5 +1,5 @@
-# About 20 tokens per parameter (arXiv:2203.15556): 110M parameters, 2,088 steps of 1,048,576 tokens = 2.19e9 tokens.
-# The result has not been measured here.
+# OpenWebText, 20 tokens per parameter (arXiv:2203.15556): 110M parameters, 1,024 sequences x 1,024 = 1,048,576 tokens
+# a step, 2,088 steps: 2.19e9 tokens. 7.70e8 FLOPs per token: 1.7e18 in all. The result has not been measured here.
 dataset = 'openwebtext'
 vocab_size = 32_000
 block_size = 1024
@@ -16,10 +16,9 @@ warmup_iters = 100
 optimizer = 'adamw'
 learning_rate = 3e-3
 min_lr = 3e-5
+lr_decay = 'cosine'
 weight_decay = 0.1
-beta1 = 0.9
 beta2 = 0.95
-grad_clip = 1.0
 
 eval_interval = 200
 eval_tokens = 2_000_000
