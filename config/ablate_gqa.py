@@ -1,3 +1,3 @@
-# One head of keys and values for all heads of queries (multi-query, arXiv:1911.02150), the extreme of GQA
+# One head of keys and values for all heads of queries: multi-query attention (arXiv:1911.02150), the extreme of GQA
 # (arXiv:2305.13245).
 n_kv_head = 1

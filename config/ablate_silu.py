@@ -1,6 +1,6 @@
-# An MLP of two matrices with SiLU instead of SwiGLU's three, at the same number of parameters.
-import math
+# An MLP of two matrices with SiLU instead of SwiGLU's three, with the same number of parameters.
+from model import GPTConfig
 
-_swiglu = d_ff or math.ceil(8 * n_embd / 3 / 64) * 64
+_swiglu = GPTConfig(n_embd=n_embd, n_head=n_head, d_ff=d_ff).d_ff
 mlp = 'silu'
 d_ff = _swiglu * 3 // 2

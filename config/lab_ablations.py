@@ -1,5 +1,5 @@
 question = 'What does each part buy?'
-# The same training without it, three seeds.
+# The same training with one thing changed, three seeds.
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_ablations'

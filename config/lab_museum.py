@@ -1,5 +1,5 @@
 question = 'What does a mistake look like?'
-# What everyone has had once, beside a healthy run: how its curve looks is how to tell.
+# Mistakes that everyone makes once, beside a healthy run: you can tell them by their curves.
 #   python bench.py config/lab.py config/lab_museum.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_museum'

@@ -1,4 +1,4 @@
-question = 'What are norms for, if short runs end lower without them?'
+question = 'What are norms for, if short runs end with a lower loss without them?'
 # Longer runs, more layers, higher rates. Three seeds.
 #   python bench.py config/lab.py config/lab_norms.py --dataset=my_text.txt
 what = 'compare'

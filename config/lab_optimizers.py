@@ -1,5 +1,5 @@
 question = 'What does the optimizer buy?'
-# Each with rates around its best; weight decay for the two that keep it apart from the gradient. Three seeds.
+# Each at rates around its best; weight decay only for the two that keep it out of the gradient. Three seeds.
 #   python bench.py config/lab.py config/lab_optimizers.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_optimizers'

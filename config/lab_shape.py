@@ -1,5 +1,5 @@
 question = 'Which shape, for the same FLOPs?'
-# Context length at the same tokens a step, and depth against width at the same FLOPs in all. Three seeds.
+# The context at the same number of tokens a step, and depth against width at the same FLOPs in all. Three seeds.
 #   python bench.py config/lab.py config/lab_shape.py --dataset=my_text.txt
 import torch
 from model import GPT, GPTConfig

@@ -1,6 +1,6 @@
 question = 'Characters, bytes, words, or pieces of words?'
-# At the same compute, in bits per byte of text, so that all can be compared: an unknown word costs its bytes. Three
-# seeds.
+# At the same compute, and in bits per byte of text, so that all can be compared: an unknown word costs its bytes.
+# Three seeds.
 #   python bench.py config/lab.py config/lab_tokenizers.py --dataset=my_text.txt
 import torch
 from model import GPT, GPTConfig
