@@ -3035,6 +3035,11 @@ def test_every_mistake_of_the_museum_changes_what_is_learned(path):
     assert len(losses) == 6
     assert losses != healthy.losses
 
+def test_bench_can_read_all_mistakes_in_one_process():
+    write_corpus()
+    mistakes = ' '.join(map(str, sorted(MISTAKES)))
+    assert status_of(start_alone(f'train.py {SMALL_RUN} --max_iters=1 --out_dir=a {mistakes}')) == 0
+
 # -----------------------------------------------------------------------------
 # end to end, in processes of their own
 
