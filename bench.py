@@ -33,6 +33,7 @@ from importlib import util
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -419,37 +420,41 @@ def print_parts(title, counts):
 PATTERN = bpe.PATTERNS['gpt2']
 
 def bench_tokenizer():
-    """Training, encoding and decoding; the others encode with our vocabulary and pattern. Raises UserError."""
-    try:
-        import tiktoken
-    except ImportError:
-        raise UserError('tiktoken, beside which ours is measured, is not installed: pip install tiktoken')
-    _, files, _ = prepare.find_source(train.dataset)
-    docs = [raw.decode() for raw in prepare.documents(files, bpe.END_OF_TEXT)]
+    """Training, encoding and decoding of the same documents. The others encode with our vocabulary and pattern."""
+    import tiktoken
+    settings, files, _ = prepare.find_source(train.dataset)
+    docs = [raw.decode() for raw in prepare.documents(files, settings['separator'])]
     text, special = '\n\n'.join(docs), [bpe.END_OF_TEXT]
-    for n in (10_000, 32_000):
-        contest(f'train {n:,}', text,
-                ours=lambda: bpe.train_bpe(files, n, special),
-                tokenizers=lambda: train_tokenizers(docs, n),
-                rustbpe=lambda: train_rustbpe(docs, n))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, 'documents.txt')            # ours trains on files
+        path.write_bytes(bpe.END_OF_TEXT.join(docs).encode())
+        for n in (10_000, 32_000):
+            contest(f'train {n:,}', text,
+                    ours=lambda: bpe.train_bpe(path, n, special),
+                    tokenizers=lambda: train_tokenizers(docs, n),
+                    rustbpe=lambda: train_rustbpe(docs, n))
+        tok = bpe.Tokenizer(*bpe.train_bpe(path, n, special), special)
 
-    tok = bpe.Tokenizer(*bpe.train_bpe(files, n, special), special)
     ranks = {token: id for id, token in tok.vocab.items() if id != tok.eot}
     tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
     ids = tok.encode_to_numpy(text)
-    for title, encode in (('encode new words', encode_anew), ('encode known words', bpe.Tokenizer.encode_to_numpy)):
-        contest(title, text, ours=lambda: encode(tok, text), tiktoken=lambda: tik.encode_to_numpy(text))
+    contest('encode new words', text,
+            ours=lambda: encode_anew(tok, text), tiktoken=lambda: tik.encode_to_numpy(text))
+    contest('encode known words', text,
+            ours=lambda: tok.encode_to_numpy(text), tiktoken=lambda: tik.encode_to_numpy(text))
     contest('encode to lists', text,
             ours=lambda: encode_all(tok, docs),
             tiktoken=lambda: encode_all(tik, docs),
             riptoken=lambda: encode_riptoken(ranks, docs))
-    contest('decode', text, ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
+    contest('decode', text,
+            ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
 
 def contest(title, text, **contestants):
-    """Times the functions of those packages that are installed in turns, and prints the medians."""
+    """Times the functions of those packages that are installed, in turns, and prints the medians."""
     names = [name for name in contestants if name == 'ours' or util.find_spec(name)]
     laps = [[seconds_of(contestants[name]) for name in names] for _ in range(rounds)]
-    size, typical = len(text.encode()) / 1e6, np.median(laps, 0)
+    typical = np.median(laps, 0)
+    size = len(text.encode()) / 1e6
     rows = [(title, 'seconds', 'MB/s', 'times ours')]
     for name, seconds in zip(names, typical):
         rows.append((name, f'{seconds:.2f}', f'{size / seconds:.1f}', f'{seconds / typical[0]:.2f}'))

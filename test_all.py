@@ -2807,13 +2807,24 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 # -- tokenizers
 
 def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
-    write_corpus()
-    out = run_bench('tokenizer', rounds=1)
+    docs = parts_of(CODE[:20_000], 5_000)
+    lines = [json.dumps(dict(text=doc)) for doc in docs]
+    with gzip.open('docs.jsonl.gz', 'wt') as f:
+        f.write('\n'.join(lines))
+    train_bpe, seen = tokenizer_module.train_bpe, []
+
+    def see(path, *args):
+        seen.append(Path(path).read_text(encoding='utf-8'))
+        return train_bpe(path, *args)
+
+    monkeypatch.setattr('tokenizer.train_bpe', see)
+    out = run_bench('tokenizer', rounds=1, dataset='docs.jsonl.gz')
     assert len(re.findall(r'ours .* 1.00 \|', out)) == 6
     assert out.count('tiktoken |') == 4
+    assert set(seen) == {END_OF_TEXT.join(docs)}            # what the others train on
     for package in 'tokenizers', 'rustbpe', 'riptoken', 'tiktoken':
         monkeypatch.setitem(sys.modules, package, None)
-    with user_error('pip install tiktoken'):
+    with pytest.raises(ImportError, match='tiktoken'):
         run_bench('tokenizer')
     runpy.run_path(str(HERE / 'bench.py'))          # all else needs none
 
