@@ -134,16 +134,16 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     att = F.softmax(upcast(att), -1).to(v.dtype)
     return F.dropout(att, dropout) @ v
 
-def fused_attention(q, k, v, dropout=0.0):
+def fused_attention(q, k, v, mask=None, dropout=0.0):
     """
-    The same with a causal mask, by torch's kernels, which hold no (T, T) matrix in memory. On a Hopper take torch 2.11
-    or newer, which chooses cuDNN's there.
+    The same by torch's kernels, which hold no (T, T) matrix in memory. Without a mask attention is causal: that case is
+    the fastest. On a Hopper, use torch 2.11 or newer, which chooses cuDNN's kernels there.
     """
     # subtle: on a CPU its backward pass is 5 times as fast in float32 as in bfloat16
     dtype = q.dtype
     if q.device.type == 'cpu' and dtype == torch.bfloat16:
         q, k, v = q.float(), k.float(), v.float()
-    y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
     return y.to(dtype)
 
 def rope_angles(positions, hs, theta):
@@ -239,9 +239,10 @@ class Attention(nn.Module):
         norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(), norm()
 
-    def forward(self, x, angles, mask=None, cache=None):
+    def forward(self, x, angles, mask=None, fused=True, cache=None, decode=False):
         """
-        x (B, T, C), angles of rope or None, mask: True where a query may look, None for torch's causal kernels.
+        x (B, T, C); angles: of rope, or None; mask (..., T, S): True where a query may look; fused: by torch's kernels,
+        for which the mask None is the causal one; cache and decode: as in GPT.forward.
         """
         B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
@@ -253,20 +254,21 @@ class Attention(nn.Module):
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
-        if cache is not None:           # with those of earlier tokens
-            k, v = cache.store(self.layer, k, v)
-        if T == 1:              # one query: heads that share their keys look at them as rows of one matrix; y undoes it
-            q = q.reshape(B, self.n_kv_head, -1, self.hs)
-        elif self.n_kv_head < self.n_head:
-            group = self.n_head // self.n_kv_head
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        dropout = self.dropout if self.training else 0.0
-        if mask is None:
-            y = fused_attention(q, k, v, dropout)
+        group = self.n_head // self.n_kv_head       # so many heads of queries share a head of keys and values
+        if decode:
+            k, v = cache.append(self.layer, k, v)               # (B, nkv, S, hs)
+            # T is 1, so the queries of a group can be the rows of one matrix: the whole cache need not be repeated
+            q = q.reshape(B, self.n_kv_head, group, self.hs)
         else:
-            y = scaled_dot_product_attention(q, k, v, mask, dropout)
-        y = y.reshape(B, self.n_head, T, self.hs)
-        y = y.transpose(1, 2).reshape(B, T, -1)
+            if cache is not None:
+                cache.fill(self.layer, k, v)
+            if group > 1:
+                k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
+
+        attend = fused_attention if fused else scaled_dot_product_attention
+        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
+        y = y.reshape(B, self.n_head, T, self.hs)           # the rows of a group are heads again
+        y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
         return F.dropout(self.o_proj(y), self.dropout, self.training)
 
 class MLP(nn.Module):
@@ -294,17 +296,18 @@ class Block(nn.Module):
         self.post_attention_layernorm, self.mlp = make_norm(config), MLP(config)
         self.pre = config.norm_position == 'pre'
 
-    def forward(self, x, angles, mask=None, cache=None):
+    def forward(self, x, *context):
+        """x (B, T, C); context: what Attention takes beside it"""
         if self.pre:
-            x = x + self.self_attn(self.input_layernorm(x), angles, mask, cache)
+            x = x + self.self_attn(self.input_layernorm(x), *context)
             return x + self.mlp(self.post_attention_layernorm(x))
-        x = self.input_layernorm(x + self.self_attn(x, angles, mask, cache))
+        x = self.input_layernorm(x + self.self_attn(x, *context))
         return self.post_attention_layernorm(x + self.mlp(x))
 
 class KVCache:
     """
-    Keys and values of all layers for a batch of texts. The first call of the model fills it with whole prompts, each
-    later one adds a token to every text; `lengths` says how many each text has.
+    Keys and values of all layers for a batch of texts: the model fills it with whole prompts, then appends a token to
+    every text at a time. `lengths` says how many tokens each text has.
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
@@ -320,14 +323,15 @@ class KVCache:
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
 
-    def store(self, layer, k, v):
-        """Adds keys and values (B, nkv, T, hs) of new tokens. -> those of all tokens that they may look at"""
+    def fill(self, layer, k, v):
+        """Begins with the keys and values of whole prompts (B, nkv, T, hs)."""
         T = k.size(2)
+        self.k[layer][:, :, :T] = k
+        self.v[layer][:, :, :T] = v
+
+    def append(self, layer, k, v):
+        """Adds those of one token per text (B, nkv, 1, hs). -> those of all tokens (B, nkv, size, hs)"""
         all_k, all_v = self.k[layer], self.v[layer]
-        if T > 1:               # whole prompts, which look at themselves alone
-            all_k[:, :, :T] = k
-            all_v[:, :, :T] = v
-            return k, v
         all_k[self.rows, :, self.lengths] = k[:, :, 0]
         all_v[self.rows, :, self.lengths] = v[:, :, 0]
         return all_k, all_v
@@ -384,39 +388,39 @@ class GPT(nn.Module):
             tables = rope_angles(positions, self.config.head_dim, self.config.rope_theta)     # (block_size, hs/2) each
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
-    def forward(self, idx, targets=None, cache=None, lengths=None):
+    def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
         """
-        idx (B, T) -> logits (B, T, vocab_size) in float32; with targets (B, T) the mean loss in nats, and no logits,
-        which would have to be written to memory.
-
-        cache: a KVCache, which idx fills (T > 1) or continues (T = 1); only the last logits come then, (B, 1, V).
-        lengths (B,): how many tokens of each row count, where prompts of several lengths were filled up at their ends.
+        idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats.
+        cache: a KVCache, which whole prompts fill; only their last logits come back, (B, 1, vocab_size).
+        lengths (B,): how many tokens of each prompt count, where shorter ones are padded at the end.
+        decode: idx (B, 1) is the next token of each text in the cache.
         """
-        B, T = idx.shape
+        T = idx.size(1)
         assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
-        continues = cache is not None and T == 1        # a token more, which may look at all that the cache holds
-        if continues:
-            positions = cache.lengths[:, None]
-            mask = causal_mask(positions, cache.size)       # (B, 1, 1, S)
+        if decode:
+            positions, S = cache.lengths[:, None], cache.size       # (B, 1)
         else:
-            positions = torch.arange(T, device=idx.device)
-            mask = None if self.uses_fused_attention(idx) else causal_mask(positions, T)        # (1, T, T)
+            positions, S = torch.arange(T, device=idx.device)[None], T          # (1, T)
+        fused = self.uses_fused_attention(idx) and not decode       # for one query the written-out form is faster
+        # which token sees which: for another mask, change this line alone to causal_mask(positions, S) & your condition.
+        # None is the causal mask for fused_attention, which is faster without a tensor
+        mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
         if self.config.position == 'learned':
             x = x + self.model.embed_positions(positions)
         x = F.dropout(x, self.config.dropout, self.training).to(self.compute_dtype)
         angles = None
-        if self.config.position == 'rope':      # (T, 1, hs/2), or (B, 1, 1, hs/2): the same for all heads
+        if self.config.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
             angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
         for layer in self.model.layers:
-            x = layer(x, angles, mask, cache)
+            x = layer(x, angles, mask, fused, cache, decode)
 
-        if continues:
+        if decode:
             cache.lengths += 1
         elif cache is not None:
             cache.lengths[:] = T if lengths is None else lengths
-            x = x[torch.arange(B, device=x.device), cache.lengths - 1][:, None]
+            x = x[cache.rows, cache.lengths - 1][:, None]
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
             return logits[..., :self.config.vocab_size]

@@ -99,7 +99,7 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
         if i == 0 or too_long or not cache:
             logits = read_texts(model, texts, kv, place)
         else:
-            logits = step(new[:, None], cache=kv)[:, 0]
+            logits = step(new[:, None], cache=kv, decode=True)[:, 0]
         new = draw(*next_token_probs(logits[:, :vocab_size], **sampling), u[i])
         if stop is not None:
             new = torch.where(ended, stop, new)
@@ -118,7 +118,6 @@ def read_texts(model, texts, kv, place):
     idx = torch.tensor([text + [0] * (T - len(text)) for text in texts], device=place)
     if kv is None:
         return model(idx)[torch.arange(len(texts), device=place), lengths - 1]
-    kv.lengths.zero_()          # empties it: else a prompt of one token would continue the old text
     return model(idx, cache=kv, lengths=lengths)[:, 0]
 
 def prepare_model(model, place, type_, compiled, rows):

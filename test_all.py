@@ -755,6 +755,9 @@ def test_attention_and_norms_are_those_of_torch():
     y = model_module.scaled_dot_product_attention(q, k, v)
     close(y, F.scaled_dot_product_attention(q, k, v))
     x = 3 + torch.randn(7, 30)
+    window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
+    y = model_module.scaled_dot_product_attention(q, k, v, window)
+    close(y, model_module.fused_attention(q, k, v, window))
     rms = model_module.RMSNorm(30, 1e-3)
     close(rms(x), F.rms_norm(x, (30,), eps=1e-3))
     layer = model_module.LayerNorm(30, 1e-3, bias=True)
@@ -935,8 +938,16 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
         for _ in range(9):
             close(logits[:, 0], want[rows, lengths - 1])
             new = idx[rows, lengths]
-            logits = model(new[:, None], cache=cache)
+            logits = model(new[:, None], cache=cache, decode=True)
             lengths = lengths + 1
+
+@torch.no_grad()
+def test_a_prompt_of_one_token_is_a_prompt_in_a_used_cache_too():
+    model = small_gpt()
+    cache = model_module.KVCache(model, 1, 16)
+    for prompt in random_ids(1, 5), random_ids(1, 1):
+        close(model(prompt, cache=cache), model(prompt)[:, -1:])
+        assert cache.lengths == prompt.size(1)
 
 @pytest.mark.parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
 def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs):
