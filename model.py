@@ -36,6 +36,7 @@ from safetensors.torch import load_file, save_file
 
 from configurator import UserError, file_sha256, read_json, sync
 
+SIZES = 'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'head_dim', 'd_ff'        # 1 or more
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
     norm_position=('pre', 'post'),
@@ -74,11 +75,12 @@ class GPTConfig:
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
         self.d_ff = self.d_ff or usual
 
-        for name, value in vars(self).items():
-            if type(getattr(GPTConfig, name)) is int and value < 1:         # a size
-                raise UserError(f'{name} = {value}: give 1 or more')
-            if name in CHOICES and value not in CHOICES[name]:
-                raise UserError(f'{name} = {value!r}: give one of {", ".join(CHOICES[name])}')
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise UserError(f'{name} = {getattr(self, name)}: give 1 or more')
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise UserError(f'{name} = {getattr(self, name)!r}: give one of {", ".join(choices)}')
         if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
             raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
                             f'{self.n_kv_head} must divide n_head: change one of them')
@@ -87,9 +89,12 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
-# GPT-2 as a setting: GPTConfig(**GPT2) has 124,439,808 parameters
-GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, bias=True, tie_weights=True,
-            qk_norm=False, norm='layer', position='learned', mlp='gelu')
+# what others have, field by field, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
+GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_kv_head=0, n_embd=768, head_dim=0, d_ff=0,
+            rope_theta=10000.0, norm_eps=1e-5, bias=True, tie_weights=True, qk_norm=False, norm='layer',
+            norm_position='pre', position='learned', mlp='gelu')
+LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, norm_eps=1e-6, bias=False, tie_weights=False, qk_norm=False,
+             norm='rms', norm_position='pre', position='rope', mlp='swiglu')
 
 # -----------------------------------------------------------------------------
 # functions, written out. For softmax, silu, gelu, cross_entropy and attention the layers below call torch's own
@@ -349,8 +354,8 @@ class GPT(nn.Module):
         if config.vocab_size > 1024:
             self.padding = -config.vocab_size % self.pad_to
         rows = config.vocab_size + self.padding
-        # tied: blocks begin by adding nothing, so a token's logit for itself begins at n_embd * std, which must stay
-        # small against log(vocab_size) for the loss to begin there
+        # tied: blocks add nothing at first, so a token's logit for itself is n_embd * std, the others near 0. the
+        # 12 keeps the loss within log(1 + 1/12) of log(vocab_size): exp of that logit is 1 + vocab_size / 12 at most
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
             embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 1.0),
@@ -364,14 +369,26 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """What differs from the truncated normal that the layers start with."""
-        if self.config.position == 'learned':           # as GPT-2 starts
+        """
+        Overrides what the layers begin with where it is not this table of standard deviations. The normal distribution
+        is cut off at 3 of them in the first column, and is not in the second.
+
+            position =                  rope or none                 learned, as in GPT-2
+            embed_tokens                1, or tied_std if tied       0.02
+            embed_positions             -                            0.02
+            lm_head, if not tied        sqrt(2 / (d_in + d_out))     0.02
+            q, k, v, gate, up_proj      sqrt(2 / (d_in + d_out))     0.02
+            o_proj, down_proj           0: blocks add nothing        0.02 / sqrt(2 n_layer)
+
+        Weights of norms are 1; biases and the rows of padding are 0.
+        """
+        if self.config.position == 'learned':
             for name, p in self.named_parameters():
                 if name.endswith(('o_proj.weight', 'down_proj.weight')):
                     p.normal_(0.0, 0.02 / math.sqrt(2 * self.config.n_layer))
                 elif p.dim() == 2:
                     p.normal_(0.0, 0.02)
-        else:                                           # every block begins by adding nothing
+        else:
             for layer in self.model.layers:
                 layer.self_attn.o_proj.weight.zero_()
                 layer.mlp.down_proj.weight.zero_()
@@ -402,8 +419,8 @@ class GPT(nn.Module):
         else:
             positions, S = torch.arange(T, device=idx.device)[None], T          # (1, T)
         fused = self.uses_fused_attention(idx) and not decode       # for one query the written-out form is faster
-        # which token sees which: for another mask, change this line alone to causal_mask(positions, S) & your condition.
-        # None is the causal mask for fused_attention, which is faster without a tensor
+        # which token sees which. for another mask, this line alone becomes causal_mask(positions, S) & your condition:
+        # None is the causal mask to fused_attention, which is faster without a tensor
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
@@ -654,20 +671,19 @@ GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
 )
-# {model_type: its class in transformers, our fields in its config.json, the values of fields that it leaves out}
+# model_type: its class in transformers, our fields in its config.json, the values of fields that are not there
 FAMILIES = dict(
-    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'),
-           dict(norm_eps=1e-6, tie_weights=False, qk_norm=False)),
-    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(norm_eps=1e-6, tie_weights=False)),
+    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA),
+    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True)),
     gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2),
 )
 
 def family(config):
-    """The model_type of transformers whose config.json gives the same model back; gpt_ablation where none does."""
-    config = replace(config, dropout=0.0, attention='flash')        # config.json does not hold these
-    for kind in FAMILIES:
-        with suppress(UserError):
-            if import_config(export_config(config, kind)) == config:
+    """The model_type of transformers whose config.json can say all of config; gpt_ablation where none can."""
+    for kind, (_, keys, values) in FAMILIES.items():
+        said = {name: getattr(config, name) for name in keys}
+        with suppress(UserError):       # a head_dim that only other families can have
+            if GPTConfig(**{**values, **said}) == replace(config, dropout=0.0, attention='flash'):
                 return kind
     return 'gpt_ablation'
 
@@ -794,20 +810,21 @@ def find_folder(name, say=print):
     if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
                         f'gpt2, or owner/model of the hub; `ls out` shows the runs')
+    # config.json first: a model that is not supported is refused before its weights are downloaded
+    folder = download(name, ['*.json'])
+    with suppress(KeyError, TypeError, ZeroDivisionError):      # load_model says what is wrong
+        import_config(read_json(folder / 'config.json'))
+    return download(name, ['*.json', 'model*.safetensors'])
+
+def download(name, patterns):
+    """Files of a model on the Hugging Face hub -> their folder. Raises UserError."""
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
-    # config.json first: a model that is not possible here is refused before its weights are downloaded. the manifest of
-    # one of ours names files that are not needed
-    for patterns in '*.json', ['*.json', 'model*.safetensors']:
-        try:
-            folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
-        except Exception as e:          # of many kinds: no network, no such model, no permission
-            raise UserError(f'there is no folder {name}, and the hub does not give it ({type(e).__name__}): check the '
-                            f'name (`ls out` shows the runs) and the network, or download it by hand and give its '
-                            f'folder')
-        with suppress(KeyError, TypeError, ZeroDivisionError):      # load_model says what is wrong
-            import_config(read_json(folder / 'config.json'))
-    return folder
+    try:        # without the manifest of one of ours: it names files that are not needed
+        return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
+    except Exception as e:          # of many kinds: no network, no such model, no permission
+        raise UserError(f'there is no folder {name}, and the hub does not give it ({type(e).__name__}): check the name '
+                        f'(`ls out` shows the runs) and the network, or download it by hand and give its folder')
 
 MANIFEST = 'manifest.json'      # of a checkpoint: the sha256 of each of its files
 

@@ -1036,6 +1036,17 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     assert theirs.config.model_type in name
     close(model(idx), theirs(idx).logits)
 
+@pytest.mark.parametrize('name', ['llama', 'qwen3', 'gpt2'])
+def test_other_defaults_leave_the_models_of_others_as_they_are(name, monkeypatch):
+    model = small_gpt(name)
+    folder = save(model)
+    others = dict(norm='none', norm_position='post', position='none', mlp='silu', bias=not model.config.bias,
+                  qk_norm=not model.config.qk_norm, rope_theta=7.0, norm_eps=0.1, n_kv_head=2, head_dim=6, d_ff=9)
+    defaults = [others.get(name, field.default) for name, field in GPTConfig.__dataclass_fields__.items()]
+    monkeypatch.setattr(GPTConfig.__init__, '__defaults__', tuple(defaults))
+    assert GPTConfig().position == 'none'
+    assert load_model(folder).config == model.config
+
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
     folder = save(small_gpt())
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
