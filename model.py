@@ -10,8 +10,10 @@ Llama-style by default: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (a
 ablations are other values of the last fields. Modules have the names of Hugging Face's Llama, so a checkpoint is the
 state_dict without padding and without a tied head.
 
-Mixed precision is explicit rather than by autocast: weights are float32, `model.compute_dtype` is what activations and
-matmuls use, and a Linear casts its own weight. Norms, softmax and the loss are computed in float32.
+Mixed precision is explicit, without autocast: weights are float32, activations and matmuls use `model.compute_dtype`,
+and a Linear casts its own weight. Norms, softmax and the loss are computed in float32.
+
+The evening's reading is the first half: functions, layers, KV cache, GPT.
 """
 import ctypes
 import json
@@ -36,7 +38,6 @@ from safetensors.torch import load_file, save_file
 
 from configurator import UserError, file_sha256, read_json, sync
 
-SIZES = 'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'head_dim', 'd_ff'        # 1 or more
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
     norm_position=('pre', 'post'),
@@ -53,8 +54,8 @@ class GPTConfig:
     n_head: int = 4
     n_kv_head: int = 0              # heads of keys and values (GQA, arXiv:2305.13245); 0: n_head
     n_embd: int = 256
-    head_dim: int = 0               # numbers of a query, key or value; 0: n_embd / n_head
-    d_ff: int = 0                   # width inside the MLP; 0: 8/3 n_embd to the next 64 for swiglu, else 4 n_embd
+    head_dim: int = 0               # size of a query, key or value; 0: n_embd / n_head
+    d_ff: int = 0                   # width inside the MLP; 0: for swiglu 8/3 n_embd, in multiples of 64; else 4 n_embd
     rope_theta: float = 10000.0
     norm_eps: float = 1e-5
     dropout: float = 0.0
@@ -75,7 +76,7 @@ class GPTConfig:
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
         self.d_ff = self.d_ff or usual
 
-        for name in SIZES:
+        for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'head_dim', 'd_ff'):
             if getattr(self, name) < 1:
                 raise UserError(f'{name} = {getattr(self, name)}: give 1 or more')
         for name, choices in CHOICES.items():
@@ -85,11 +86,11 @@ class GPTConfig:
             raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
                             f'{self.n_kv_head} must divide n_head: change one of them')
         if self.position == 'rope' and self.head_dim % 2:
-            raise UserError(f'rope turns pairs: head_dim (or n_embd / n_head) = {self.head_dim} must be even')
+            raise UserError(f'rope rotates pairs: head_dim (or n_embd / n_head) = {self.head_dim} must be even')
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
-# what others have, field by field, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
+# other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_kv_head=0, n_embd=768, head_dim=0, d_ff=0,
             rope_theta=10000.0, norm_eps=1e-5, bias=True, tie_weights=True, qk_norm=False, norm='layer',
             norm_position='pre', position='learned', mlp='gelu')
@@ -97,11 +98,11 @@ LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, norm_eps=1e-6, bias=Fa
              norm='rms', norm_position='pre', position='rope', mlp='swiglu')
 
 # -----------------------------------------------------------------------------
-# functions, written out. For softmax, silu, gelu, cross_entropy and attention the layers below call torch's own
-# kernels, which are faster and equal to these: the tests compare them
+# functions, written out. The layers below call torch's own kernels for softmax, silu, gelu, cross_entropy and
+# attention: they are faster, and the tests compare them with these
 
 def upcast(x):
-    """float32, or float64 if it is that already: what norms, softmax and the loss are computed in."""
+    """x in float32, or in float64 if it already is: norms, softmax and the loss are computed in it."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 def softmax(x, dim):
@@ -126,7 +127,7 @@ def cross_entropy(logits, targets):
     return (log_sum - target_logits).mean()
 
 def causal_mask(positions, S):
-    """Which of S keys a query may see, itself and those before it: positions (..., T) -> bool (..., 1, T, S)."""
+    """Which of S keys a query may see, its own and earlier ones: positions (..., T) -> bool (..., 1, T, S)."""
     keys = torch.arange(S, device=positions.device)
     return keys <= positions[..., None, :, None]
 
@@ -135,16 +136,16 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     if mask is not None:
         att = att.masked_fill(~mask, float('-inf'))
-    # not softmax above: autograd would follow its maximum too, for nothing
+    # torch's softmax: through the one above, autograd would also follow the maximum, for nothing
     att = F.softmax(upcast(att), -1).to(v.dtype)
     return F.dropout(att, dropout) @ v
 
 def fused_attention(q, k, v, mask=None, dropout=0.0):
     """
-    The same by torch's kernels, which hold no (T, T) matrix in memory. Without a mask attention is causal: that case is
-    the fastest. On a Hopper, use torch 2.11 or newer, which chooses cuDNN's kernels there.
+    The same by torch's kernels, which hold no (T, T) matrix in memory. Without a mask it is causal, the fastest case.
+    On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
-    # subtle: on a CPU its backward pass is 5 times as fast in float32 as in bfloat16
+    # on a CPU the backward pass is 5 times as fast in float32 as in bfloat16
     dtype = q.dtype
     if q.device.type == 'cpu' and dtype == torch.bfloat16:
         q, k, v = q.float(), k.float(), v.float()
@@ -160,7 +161,7 @@ def rope_angles(positions, hs, theta):
 
 def apply_rope(x, cos, sin):
     """
-    Turns the pairs (x[i], x[i + hs/2]) of each head by their angle, the half-split layout of Hugging Face's Llama:
+    Rotates each pair (x[i], x[i + hs/2]) of a head by its angle, the half-split layout of Hugging Face's Llama:
     x (..., hs), cos and sin (..., hs/2) -> (..., hs).
     """
     a, b = x.chunk(2, dim=-1)
@@ -185,7 +186,7 @@ class Linear(nn.Module):
         b = None if self.bias is None else self.bias.to(x.dtype)
         one_row = x.numel() == x.size(-1)
         if one_row and x.device.type == 'cpu' and torch.compiler.is_compiling():
-            # this compiles to a loop that reads w as fast as the memory gives it: 2 to 3 times as fast as F.linear
+            # compiles to a loop that reads w at the speed of memory, 2 to 3 times as fast as F.linear
             y = (upcast(w) * upcast(x)).sum(-1).to(x.dtype).view(*x.shape[:-1], -1)
             return y if b is None else y + b
         return F.linear(x, w, b)        # x @ w.T + b in one call
@@ -259,10 +260,10 @@ class Attention(nn.Module):
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
-        group = self.n_head // self.n_kv_head       # so many heads of queries share a head of keys and values
+        group = self.n_head // self.n_kv_head       # heads of queries that share a head of keys and values
         if decode:
             k, v = cache.append(self.layer, k, v)               # (B, nkv, S, hs)
-            # T is 1, so the queries of a group can be the rows of one matrix: the whole cache need not be repeated
+            # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
             q = q.reshape(B, self.n_kv_head, group, self.hs)
         else:
             if cache is not None:
@@ -318,21 +319,20 @@ class KVCache:
         config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.head_dim)
         zeros = partial(torch.zeros, shape, device=device, dtype=model.compute_dtype)
-        # a tensor for each layer: a compiler would copy all of one that is shared at every step
+        # one tensor per layer: if they shared one, compiled code would copy all of it at every step
         self.k = [zeros() for _ in range(config.n_layer)]
         self.v = [zeros() for _ in range(config.n_layer)]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.rows = torch.arange(batch, device=device)
         self.size = size
-        if device.type == 'cuda' and 'torch._dynamo' in sys.modules:       # CUDA graphs may write to what never moves
+        if device.type == 'cuda' and 'torch._dynamo' in sys.modules:        # CUDA graphs write only to fixed addresses
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
 
     def fill(self, layer, k, v):
         """Begins with the keys and values of whole prompts (B, nkv, T, hs)."""
-        T = k.size(2)
-        self.k[layer][:, :, :T] = k
-        self.v[layer][:, :, :T] = v
+        self.k[layer][:, :, :k.size(2)] = k
+        self.v[layer][:, :, :v.size(2)] = v
 
     def append(self, layer, k, v):
         """Adds those of one token per text (B, nkv, 1, hs). -> those of all tokens (B, nkv, size, hs)"""
@@ -342,20 +342,20 @@ class KVCache:
         return all_k, all_v
 
 class GPT(nn.Module):
-    pad_to = 64             # the embedding and the head have a multiple of so many rows
+    pad_to = 64             # the embedding and the head have a multiple of this many rows
 
     def __init__(self, config):
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
-        # a vocabulary of a multiple of 64 makes the largest matmul faster on GPUs. the padding exists in here only:
-        # its rows are zero, it never gets a probability, and a checkpoint does not hold it
+        # the largest matmul is faster on GPUs with a multiple of 64 rows. the padding exists only in here: its rows are
+        # zero, it never gets a probability, and it is in no checkpoint
         self.padding = 0
         if config.vocab_size > 1024:
             self.padding = -config.vocab_size % self.pad_to
         rows = config.vocab_size + self.padding
-        # tied: blocks add nothing at first, so a token's logit for itself is n_embd * std, the others near 0. the
-        # 12 keeps the loss within log(1 + 1/12) of log(vocab_size): exp of that logit is 1 + vocab_size / 12 at most
+        # tied: blocks add nothing at first, so a token's logit for itself is about n_embd * std, the others near 0. exp
+        # of it is 1 + vocab_size / 12 at most, so the loss starts within log(1 + 1/12) of log(vocab_size)
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
             embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 1.0),
@@ -370,8 +370,8 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self):
         """
-        Overrides what the layers begin with where it is not this table of standard deviations. The normal distribution
-        is cut off at 3 of them in the first column, and is not in the second.
+        Standard deviations of the weights, normal distributions, which the first column truncates at 3 of them. The
+        layers begin with what this function does not override.
 
             position =                  rope or none                 learned, as in GPT-2
             embed_tokens                1, or tied_std if tied       0.02
@@ -396,10 +396,10 @@ class GPT(nn.Module):
             w[self.config.vocab_size:] = 0
 
     def tie_and_tabulate(self):
-        """What a checkpoint does not hold: the head if it is the embedding, and the tables of rope."""
+        """Makes what a checkpoint does not hold: the head if it is the embedding, and the tables of rope."""
         if self.config.tie_weights:
             self.lm_head.weight = self.model.embed_tokens.weight
-        # not on the device 'meta', where torch would import its compiler for these sums, which takes 1.4 s
+        # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
         if self.config.position == 'rope' and not self.lm_head.weight.is_meta:
             positions = torch.arange(self.config.block_size)
             tables = rope_angles(positions, self.config.head_dim, self.config.rope_theta)     # (block_size, hs/2) each
@@ -418,8 +418,8 @@ class GPT(nn.Module):
             positions, S = cache.lengths[:, None], cache.size       # (B, 1)
         else:
             positions, S = torch.arange(T, device=idx.device)[None], T          # (1, T)
-        fused = self.uses_fused_attention(idx) and not decode       # for one query the written-out form is faster
-        # which token sees which. for another mask, this line alone becomes causal_mask(positions, S) & your condition:
+        fused = self.uses_fused_attention(idx) and not decode       # one query is faster written out
+        # which token sees which. for another mask, only this line becomes causal_mask(positions, S) & your condition;
         # None is the causal mask to fused_attention, which is faster without a tensor
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
@@ -441,15 +441,15 @@ class GPT(nn.Module):
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
             return logits[..., :self.config.vocab_size]
-        if self.padding:        # not cut off: rows of an odd length are slow to read on a GPU
+        if self.padding:        # masked rather than cut off: rows of an odd length are slow to read on a GPU
             beyond = torch.arange(logits.size(-1), device=idx.device) >= self.config.vocab_size
             logits = logits.masked_fill(beyond, float('-inf'))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, fused
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
 
     def uses_fused_attention(self, idx):
         """
-        Whether torch's kernels compute attention. Not on a CPU where bfloat16 is compiled: written out it is faster
-        there, a step of 6 layers at 256 by 15%.
+        Whether torch's kernels compute attention. Not for bfloat16 that is compiled on a CPU: a step of 6 layers of
+        width 256 is 15% faster written out.
         """
         compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
         faster_written_out = compiled_on_cpu and self.compute_dtype == torch.bfloat16 and idx.size(1) <= 512
@@ -457,9 +457,9 @@ class GPT(nn.Module):
 
     def pack(self):
         """
-        For generation on a CPU that can_pack, of a model in float32: keeps each matrix, which must not change any more,
-        once more in float16, in the order in which FBGEMM reads it. One row times (32000, 288) takes 0.5 ms on Zen 4;
-        F.linear 4.4 in float32, 2.2 in bfloat16. From 16 rows on bfloat16 would be faster there, by a tenth to a half.
+        For generation by a float32 model on a CPU that can_pack: adds a copy of each matrix in float16, in the order in
+        which FBGEMM reads it. The weights must not change afterwards. On Zen 4, a row times (32000, 288) takes 0.5 ms,
+        and in F.linear 4.4 ms in float32, 2.2 in bfloat16. From 16 rows on, bfloat16 is faster, by a tenth to a half.
         """
         for m in self.modules():
             if isinstance(m, Linear):
@@ -471,17 +471,16 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
     def flops_per_token(self, T=None):
-        """
-        Training FLOPs per token: 6 per weight of a matmul, the head's too, and 12 n_layer n_embd T for attention, or
-        n_head head_dim for n_embd where they differ.
-        """
+        """Training FLOPs per token: 6 per matmul weight, head included, 12 n_layer n_head head_dim T for attention."""
         c = self.config
         T = c.block_size if T is None else T
         in_blocks = sum(m.weight.numel() for m in self.model.layers.modules() if isinstance(m, Linear))
         return 6 * (in_blocks + c.vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
-# which machine this is
+# The evening's reading ends here. What follows is reference: machines, Hugging Face's files, checkpoints, GGUF.
+#
+# which machine this is. `place` is the name of a device, such as 'cpu' or 'cuda:0'
 
 # dense bf16 FLOP/s of common cards (fp16 of V100 and T4), without sparsity, as published
 PEAK_FLOPS = {
@@ -492,14 +491,14 @@ PEAK_FLOPS = {
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
 DTYPES = 'float32', 'bfloat16', 'float16'
-# runs of so many FLOPs are compiled: two cores take 140 s for them, or 30 to compile and 100. on a GPU an estimate
+# runs of this many FLOPs are compiled: on two cores they take 140 s, or 30 s of compiling and 100 s. GPUs: an estimate
 COMPILE_FROM = dict(cpu=3e13, cuda=1e15)
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
     known = ['cpu']
     if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
-        known.append('mps')         # processes can not add what lies on an Apple GPU
+        known.append('mps')         # several processes cannot add up gradients on an Apple GPU
     if torch.cuda.is_available():
         known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
     if device == 'auto':
@@ -513,8 +512,8 @@ def choose_device(device, local_rank=0):
 
 def choose_dtype(dtype, place, packed=False):
     """
-    'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs with that alone and for matrices that
-    can be packed, else float32.
+    'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs that have only that and for matrices
+    that can be packed, else float32.
     """
     if dtype in DTYPES:
         return dtype
@@ -533,7 +532,7 @@ def choose_dtype(dtype, place, packed=False):
 def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
     """
     Whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD's cores. Intel's cores
-    with AVX512_BF16 alone take 1.6 times as long as in float32, and other x86 cores emulate it.
+    with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate it.
     """
     if not os.path.exists(cpuinfo):         # not Linux
         return False
@@ -545,7 +544,7 @@ def can_pack(place):
     return place == 'cpu' and 'fbgemm' in torch.backends.quantized.supported_engines
 
 def choose_compile(compile, place, flops=0.0):
-    """'auto' -> whether to compile something of so many FLOPs, where it can be compiled. Raises UserError."""
+    """'auto' -> whether compiling is possible and pays for this many FLOPs. Raises UserError."""
     if compile not in (True, False, 'auto'):
         raise UserError(f'compile = {compile!r}: give True, False or auto')
     if 'cuda' in place:
@@ -553,14 +552,14 @@ def choose_compile(compile, place, flops=0.0):
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
         compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
-        # subtle: in an embedding's gradient as torch 2.6 compiles it, a token that comes twice counts once
+        # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
         possible = place == 'cpu' and torch.__version__ >= (2, 7)
-    header = Path(sysconfig.get_path('include'), 'Python.h')        # which is in a package of its own in places
+    header = Path(sysconfig.get_path('include'), 'Python.h')        # some systems have it in a separate package
     possible = possible and header.exists() and any(map(shutil.which, compilers))
     if compile == 'auto':
         return possible and flops >= COMPILE_FROM[place.split(':')[0]]
     if compile and not possible:
-        raise UserError('compiling needs a C++ compiler, Python.h (python3-dev), and torch 2.7 on a CPU, Triton on a '
+        raise UserError('compiling needs a C++ compiler, Python.h (python3-dev), and torch 2.7 on a CPU or Triton on a '
                         'GPU: install what is missing, or use --compile=False')
     return compile
 
@@ -571,9 +570,9 @@ def device_name(place):
     return 'Apple GPU' if place == 'mps' else f'{torch.get_num_threads()} threads'
 
 def set_up(place):
-    """What is set once: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU. Raises UserError."""
+    """Sets, once, TF32 for float32 matmuls on a GPU, and malloc and the compiler on a CPU. Raises UserError."""
     if 'cuda' in place:
-        # before the first tensor there: pieces of odd sizes leave no holes
+        # before the first tensor there: then pieces of odd sizes leave no holes in memory
         name = 'PYTORCH_ALLOC_CONF' if torch.__version__ >= (2, 9) else 'PYTORCH_CUDA_ALLOC_CONF'
         os.environ.setdefault(name, 'expandable_segments:True')
         torch.set_float32_matmul_precision('high')
@@ -581,21 +580,21 @@ def set_up(place):
         try:
             torch.ones(1, device=place) + 1         # the card may be too old for this torch
         except RuntimeError as e:
-            raise UserError(f'{place} can not be used ({str(e).splitlines()[0]}); try --device=cpu')
+            raise UserError(f'{place} cannot be used ({str(e).splitlines()[0]}); try --device=cpu')
     elif sys.platform == 'linux':
         libc = ctypes.CDLL(None)
         if hasattr(libc, 'mallopt'):
-            # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): new memory from the kernel costs a tenth of a step
+            # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
             libc.mallopt(-3, 1 << 30)
             libc.mallopt(-1, 2 ** 31 - 1)
-        # large pages: 124M parameters in float32 generate 15% faster. torch looks once, before its first tensor
+        # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
-        # the first compile takes 8 s less when g++ is not asked what the CPU can do
+        # the first compile takes 8 s less without asking g++ what the CPU can do
         if platform.machine() == 'x86_64':
             os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
 def peak_flops(place):
-    """Dense bf16 FLOP/s of the card, or 0 where it is not known."""
+    """Dense bf16 FLOP/s of the card, or 0 for an unknown one."""
     name = device_name(place)
     for card, flops in PEAK_FLOPS.items():
         if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name):
@@ -603,7 +602,7 @@ def peak_flops(place):
     return 0
 
 # -----------------------------------------------------------------------------
-# the files of Hugging Face: a Llama's weights have the names of ours, Qwen3 is a Llama with qk_norm, GPT-2 has its own
+# Hugging Face's files: a Llama's weights have the same names as ours, Qwen3 is a Llama with qk_norm, GPT-2 has its own
 
 GPT2_NAMES = {
     'model.embed_tokens': 'transformer.wte',
@@ -618,7 +617,7 @@ GPT2_NAMES = {
 }
 
 def to_gpt2(tensors, n_layer):
-    """Weights by our names -> by GPT-2's, where queries, keys and values are one, and matrices in blocks (in, out)."""
+    """Our names of weights -> GPT-2's, which joins q, k and v, and whose blocks store matrices as (in, out)."""
     for i in range(n_layer):
         block = f'model.layers.{i}'
         for kind in ('weight', 'bias'):
@@ -632,7 +631,7 @@ def to_gpt2(tensors, n_layer):
     return out
 
 def from_gpt2(tensors):
-    """The way back. The hub's own files leave the prefix out and hold masks that are not needed."""
+    """The way back. The hub's own files lack the prefix and hold masks that are not needed."""
     out = {}
     for name, x in tensors.items():
         if name.endswith(('.attn.bias', '.attn.masked_bias')):
@@ -650,7 +649,7 @@ def from_gpt2(tensors):
     return out
 
 def weights_on_disk(model):
-    """The weights as Hugging Face names and shapes them: float32, without padding or a tied head."""
+    """The weights as Hugging Face names and shapes them, in float32, without padding or a tied head."""
     tensors = model.state_dict()
     for name in ('model.embed_tokens.weight', 'lm_head.weight'):
         tensors[name] = tensors[name][:model.config.vocab_size]
@@ -660,7 +659,7 @@ def weights_on_disk(model):
         tensors = to_gpt2(tensors, model.config.n_layer)
     return {name: x.float().contiguous() for name, x in tensors.items()}
 
-# our fields by the names of config.json
+# our fields and their names in config.json
 LLAMA_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='max_position_embeddings',
     n_layer='num_hidden_layers', n_head='num_attention_heads', n_kv_head='num_key_value_heads',
@@ -671,7 +670,7 @@ GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
 )
-# model_type: its class in transformers, our fields in its config.json, the values of fields that are not there
+# model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
 FAMILIES = dict(
     llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA),
     qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True)),
@@ -679,16 +678,16 @@ FAMILIES = dict(
 )
 
 def family(config):
-    """The model_type of transformers whose config.json can say all of config; gpt_ablation where none can."""
+    """The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation."""
     for kind, (_, keys, values) in FAMILIES.items():
-        said = {name: getattr(config, name) for name in keys}
-        with suppress(UserError):       # a head_dim that only other families can have
-            if GPTConfig(**{**values, **said}) == replace(config, dropout=0.0, attention='flash'):
+        ours = {name: getattr(config, name) for name in (*keys, 'dropout', 'attention')}
+        with suppress(UserError):       # rope and an odd head_dim, say
+            if GPTConfig(**{**values, **ours}) == config:
                 return kind
     return 'gpt_ablation'
 
 def fixed(d):
-    """Settings of a config.json that are no fields of ours, with the only value that works here."""
+    """Settings in config.json that are not fields of ours, with the only value that works here."""
     if d['model_type'] == 'gpt2':
         return dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), use_sliding_window=False)
@@ -708,108 +707,31 @@ def export_config(config, kind, eot=None):
     return d
 
 def import_config(d):
-    """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not possible here."""
+    """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not supported."""
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
         return GPTConfig(**d['gpt_config'])
     if kind not in FAMILIES:
-        raise UserError(f'the architecture {kind!r} is not here; Llama, Qwen3 and GPT-2 are')
+        raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
     _, keys, fields = FAMILIES[kind]
     rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
     d = {**d, 'rope_type': rope.get('type'), **rope}      # older files say type
     for name, value in dict(fixed(d), rope_type='default').items():
         if d.get(name) not in (value, None):
-            raise UserError(f'{name} = {d[name]!r} is not supported here, but {value!r} is: use another model')
+            raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}: use another model')
     found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
     return GPTConfig(**{**fields, **found})
 
-def write_gguf(path, model, tok, stop, type_):
-    """
-    Writes a Llama, Qwen3 or GPT-2 and its BPE tokenizer as a GGUF file, for llama.cpp and Ollama: matrices in type_,
-    the rest in float32; `stop` is the id that ends a text, or None. Raises UserError for what has no such form.
-    """
-    try:
-        import gguf
-    except ImportError:
-        raise UserError('--gguf needs one more package: pip install gguf')
-    c, kind = model.config, family(model.config)
-    if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
-        raise UserError('GGUF has no form for this: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
-                        'BPE with the pattern of GPT-2 or GPT-4')
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    unfinished = f'{path}.partial'
-    w = gguf.GGUFWriter(unfinished, kind)
-    w.add_name(Path(path).stem)
-    add_shape(w, c)
-    add_tokens(w, tok, stop, c.vocab_size, gguf.TokenType)
-
-    matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
-    w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
-    for name, x in weights_of_llama_cpp(model):
-        stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
-        x = gguf.quants.quantize(x.contiguous().numpy(), stored_as)
-        w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    os.replace(unfinished, path)
-
-def add_shape(w, c):
-    """The sizes of a model, those of other kinds too, which llama.cpp does not read."""
-    w.add_context_length(c.block_size)
-    w.add_block_count(c.n_layer)
-    w.add_embedding_length(c.n_embd)
-    w.add_feed_forward_length(c.d_ff)
-    w.add_head_count(c.n_head)
-    w.add_head_count_kv(c.n_kv_head)
-    w.add_key_length(c.head_dim)
-    w.add_value_length(c.head_dim)
-    w.add_layer_norm_eps(c.norm_eps)
-    w.add_layer_norm_rms_eps(c.norm_eps)
-    w.add_rope_freq_base(c.rope_theta)
-
-def add_tokens(w, tok, stop, size, types):
-    """A tokenizer for a model with `size` ids, the last of which may have no token."""
-    _, bpe, _ = tok.as_json()
-    tokens = [f'[unused {id}]' for id in range(size)]
-    kinds = [types.UNUSED] * size
-    for token, id in bpe['vocab'].items():
-        tokens[id] = token
-        kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
-    w.add_tokenizer_model('gpt2')
-    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for our PATTERNS
-    w.add_token_list(tokens)
-    w.add_token_types(kinds)
-    w.add_token_merges([' '.join(pair) for pair in bpe['merges']])
-    w.add_add_bos_token(False)
-    if stop is not None:
-        w.add_bos_token_id(stop)
-        w.add_eos_token_id(stop)
-
-def weights_of_llama_cpp(model):
-    """The weights by the names of Hugging Face, as llama.cpp lays them out."""
-    c, kind = model.config, family(model.config)
-    heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head) if kind == 'llama' else {}
-    for name, x in weights_on_disk(model).items():
-        part = name.split('.')[-2]
-        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
-            x = x.t()
-        if part in heads:               # the two rows that rope turns stand side by side
-            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
-        yield name, x
-
 def find_folder(name, say=print):
     """
-    A folder, or for that of a run its newest checkpoint; or one of the Hugging Face hub such as 'gpt2' or
-    'owner/model', downloaded once. Raises UserError.
+    The folder of a model; the newest checkpoint in the folder of a run; or the download of a model on the Hugging Face
+    hub, such as 'gpt2' or 'owner/model'. Raises UserError.
     """
     if Path(name).is_dir():
         return newest_whole(name, say) if checkpoints(name) else Path(name)
     if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
-                        f'gpt2, or owner/model of the hub; `ls out` shows the runs')
+                        f'gpt2, or owner/model on the hub; `ls out` shows the runs')
     # config.json first: a model that is not supported is refused before its weights are downloaded
     folder = download(name, ['*.json'])
     with suppress(KeyError, TypeError, ZeroDivisionError):      # load_model says what is wrong
@@ -823,15 +745,13 @@ def download(name, patterns):
     try:        # without the manifest of one of ours: it names files that are not needed
         return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
     except Exception as e:          # of many kinds: no network, no such model, no permission
-        raise UserError(f'there is no folder {name}, and the hub does not give it ({type(e).__name__}): check the name '
-                        f'(`ls out` shows the runs) and the network, or download it by hand and give its folder')
-
-MANIFEST = 'manifest.json'      # of a checkpoint: the sha256 of each of its files
+        raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check the '
+                        f'name (`ls out` shows the runs) and the network, or download it by hand and give its folder')
 
 def load_model(folder, **overrides):
     """
-    The GPT in a checkpoint of ours, or in the folder of a Llama, Qwen3 or GPT-2 of Hugging Face. overrides: fields of
-    GPTConfig that are no part of a checkpoint (dropout, attention). Raises UserError.
+    The GPT in one of our checkpoints, or in a Hugging Face folder of a Llama, Qwen3 or GPT-2. overrides: fields of
+    GPTConfig that a checkpoint does not decide (dropout, attention). Raises UserError.
     """
     folder = Path(folder)
     if (folder / MANIFEST).exists():
@@ -847,7 +767,7 @@ def load_model(folder, **overrides):
         tensors = {name: x.float() for name, x in tensors.items() if not name.endswith('.inv_freq')}
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
-        with torch.device('meta'):      # names and shapes alone: nothing is allocated for what a file claims
+        with torch.device('meta'):      # names and shapes only: a file's claims allocate nothing
             model = GPT(config)
         if config.tie_weights:
             tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
@@ -856,19 +776,20 @@ def load_model(folder, **overrides):
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
     except (SafetensorError, RuntimeError, KeyError, TypeError, ZeroDivisionError) as e:
-        raise UserError(f'{folder}: config.json and the weights are not of one model that is known here '
+        raise UserError(f'{folder}: config.json and the weights are not one model of a known kind '
                         f'({" ".join(str(e).split())[:300]}); use another folder')
     return model
 
 # -----------------------------------------------------------------------------
-# checkpoints: a folder, written beside and renamed into place once
+# checkpoints: a folder, written under another name and renamed once it is complete
+
+MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=''):
     """
-    Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, and,
-    for resuming, training.json (a dict) and training.safetensors (a dict of tensors), README.md (card), with the sha256
-    of every file. The folder appears under its name only when all of it is on the disk. Raises UserError where it can
-    not be written.
+    Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
+    README.md (card) and the sha256 of every file; for resuming, also training.json (a dict) and training.safetensors (a
+    dict of tensors). It gets its name only when all of it is on the disk. Raises UserError if it cannot be written.
     """
     folder = Path(folder)
     unfinished = folder.with_name(f'.{folder.name}.partial')
@@ -886,7 +807,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
             files['tokenizer_config.json'] = dict(
                 tokenizer_class='PreTrainedTokenizerFast', eos_token=token_of.get(eot), bos_token=token_of.get(eot),
                 model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
-        # a path in it may hold what is not UTF-8
+        # it may name a path that is not UTF-8
         (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1))
@@ -900,16 +821,16 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         sync(folder.parent)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise UserError(f'{folder} can not be saved ({e})')
+        raise UserError(f'{folder} cannot be saved ({e})')
 
 def remove_checkpoint(folder):
-    """Removes a checkpoint, which is no longer seen as one from the first moment on."""
+    """Removes a checkpoint; from the first moment on it no longer looks like one."""
     unfinished = folder.with_name(f'.{folder.name}.partial')
     os.rename(folder, unfinished)
     shutil.rmtree(unfinished, ignore_errors=True)
 
 def check_manifest(folder):
-    """Raises UserError unless every file of a checkpoint is there and as it was written."""
+    """Raises UserError unless every file of a checkpoint is there, as it was written."""
     manifest = read_json(folder / MANIFEST)
     for name in sorted({'config.json', 'model.safetensors', *manifest}):
         path = folder / name
@@ -922,7 +843,7 @@ def checkpoints(run):
     return sorted(p for p in Path(run).glob('step_*') if re.fullmatch(r'step_\d+', p.name))
 
 def newest_whole(run, say=print):
-    """The newest checkpoint of a run that is whole; says of others what is wrong. Raises UserError if none is."""
+    """The newest whole checkpoint of a run; says what is wrong with newer ones. Raises UserError if there is none."""
     for folder in reversed(checkpoints(run)):
         try:
             check_manifest(folder)
@@ -930,3 +851,84 @@ def newest_whole(run, say=print):
         except UserError as e:
             say(f'{e}; it is not used')
     raise UserError(f'no checkpoint in {run} is whole; start again with another --out_dir')
+
+# -----------------------------------------------------------------------------
+# GGUF, the format of llama.cpp and Ollama
+
+def write_gguf(path, model, tok, stop, type_):
+    """
+    Writes a Llama, Qwen3 or GPT-2 and its BPE tokenizer as a GGUF file, for llama.cpp and Ollama: matrices in type_,
+    the rest in float32; `stop` is the id that ends a text, or None. Raises UserError for other models and tokenizers.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise UserError('--gguf needs one more package: pip install gguf')
+    c, kind = model.config, family(model.config)
+    if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
+        raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
+                        'BPE with the pattern of GPT-2 or GPT-4')
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    unfinished = f'{path}.partial'
+    w = gguf.GGUFWriter(unfinished, kind)
+    w.add_name(Path(path).stem)
+    add_shape(w, c)
+    add_tokens(w, tok, stop, c.vocab_size, gguf.TokenType)
+
+    matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
+    w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
+    for name, x in weights_of_llama_cpp(model, kind):
+        stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
+        x = gguf.quants.quantize(x.contiguous().numpy(), stored_as)
+        w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    os.replace(unfinished, path)
+
+def add_shape(w, c):
+    """The sizes of a model, and those that only other kinds have: llama.cpp ignores them."""
+    w.add_context_length(c.block_size)
+    w.add_block_count(c.n_layer)
+    w.add_embedding_length(c.n_embd)
+    w.add_feed_forward_length(c.d_ff)
+    w.add_head_count(c.n_head)
+    w.add_head_count_kv(c.n_kv_head)
+    w.add_key_length(c.head_dim)
+    w.add_value_length(c.head_dim)
+    w.add_layer_norm_eps(c.norm_eps)
+    w.add_layer_norm_rms_eps(c.norm_eps)
+    w.add_rope_freq_base(c.rope_theta)
+
+def add_tokens(w, tok, stop, size, types):
+    """A tokenizer for a model with `size` ids; the last ones may have no token."""
+    _, bpe, _ = tok.as_json()
+    tokens = [f'[unused {id}]' for id in range(size)]
+    kinds = [types.UNUSED] * size
+    for token, id in bpe['vocab'].items():
+        tokens[id] = token
+        kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
+    w.add_tokenizer_model('gpt2')
+    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for our PATTERNS
+    w.add_token_list(tokens)
+    w.add_token_types(kinds)
+    w.add_token_merges([' '.join(pair) for pair in bpe['merges']])
+    w.add_add_bos_token(False)
+    if stop is not None:
+        w.add_bos_token_id(stop)
+        w.add_eos_token_id(stop)
+
+def weights_of_llama_cpp(model, kind):
+    """The weights under Hugging Face's names, in llama.cpp's layout."""
+    heads = {}
+    if kind == 'llama':
+        heads = dict(q_proj=model.config.n_head, k_proj=model.config.n_kv_head)
+    for name, x in weights_on_disk(model).items():
+        part = name.split('.')[-2]
+        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
+            x = x.t()
+        if part in heads:               # the two rows that rope rotates stand side by side
+            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
+        yield name, x

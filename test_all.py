@@ -3281,7 +3281,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     process = start_alone(f'train.py {SMALL_RUN} faults.py {knobs} --out_dir=b')
     assert status_of(process) == 2
     assert 'training goes on' in said()
-    assert 'error: b/step_00000012 can not be saved' in said().splitlines()[-1]
+    assert 'error: b/step_00000012 cannot be saved' in said().splitlines()[-1]
     assert Run('b').bits == old.bits
     assert Run('b').kept == [2, 4]          # nothing is dropped for what was not saved
     assert not any(Path('b').glob('.step*'))
