@@ -842,9 +842,15 @@ def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
     return sorted(p for p in Path(run).glob('step_*') if re.fullmatch(r'step_\d+', p.name))
 
+def step_of(folder):
+    """The step of a checkpoint: that of training.json, where it can be read, since a folder may have been renamed."""
+    with suppress(UserError, KeyError):
+        return read_json(folder / 'training.json')['step']
+    return int(folder.name[5:])
+
 def newest_whole(run, say=print):
     """The newest whole checkpoint of a run; says what is wrong with newer ones. Raises UserError if there is none."""
-    for folder in reversed(checkpoints(run)):
+    for folder in reversed(sorted(checkpoints(run), key=step_of)):
         try:
             check_manifest(folder)
             return folder

@@ -626,7 +626,7 @@ def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypa
 
 def test_what_is_no_tokenizer_at_all_is_refused():
     Path('t.json').write_text('[]')
-    with user_error('t.json holds no JSON object'):
+    with user_error('t.json does not hold a JSON object'):
         load_tokenizer('t.json')
 MERGE = b'a', b'b'
 
@@ -2173,6 +2173,9 @@ def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     assert not Path('a').exists()
     assert Run('b').kept == [4, 5]
     assert not any(Path('b').glob('damaged*'))
+    shutil.copytree('b/step_00000004', 'b/step_00000077')
+    assert command('train.py b/config.py --init_from=auto --max_iters=6') == 0
+    assert Run('b').kept[-2:] == [5, 6]
     shutil.copy('b/config.py', 'mine.py')           # as a model for another run
     assert command('train.py mine.py --max_iters=1') == 0
     assert Run('out/corpus').kept == [1]
