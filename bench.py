@@ -1,24 +1,24 @@
 """
-How fast things are here and how close to the limit, what a model costs, and experiments with many runs.
+How fast this machine is and how close to its limit, what a model costs, and experiments with many runs.
 
     python bench.py                                # a training step of the default model
     python bench.py config/train_gpt2.py --batch_size=32 --micro_batch_size=32
     torchrun --nproc_per_node=4 bench.py
-    python bench.py --what=sample --samples=4      # tokens/s of generation, and the share of the memory's bandwidth
-    python bench.py --what=ladder                  # from the plain form to the fast one, a row for each step
+    python bench.py --what=sample --samples=4      # tokens/s of generation, and its share of the memory's bandwidth
+    python bench.py --what=ladder                  # from the plain form to the fast one, row by row
     python bench.py --what=check                   # does this device compute what it should?
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
-    python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 hold
-    python bench.py --what=toy                     # SGD to AdamW on a toy, at rates from too low to too high
-    python bench.py --what=tokenizer --dataset=my_text.txt       # beside rustbpe, tokenizers, tiktoken, riptoken
+    python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold
+    python bench.py --what=toy                     # the optimizers on a toy, at rates from too low to too high
+    python bench.py --what=tokenizer --dataset=my_text.txt       # ours beside tokenizers, rustbpe, tiktoken, riptoken
     python bench.py --what=find_lr config/train_tinystories.py   # a short run that suggests a learning rate
     python bench.py --what=diagnose --runs=out/python            # a look into a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
     python bench.py config/lab.py config/lab_ablations.py        # what does each part buy? see config/lab_*.py
 
-It takes the knobs of train.py. Speed is measured on random tokens. MFU is achieved over peak dense bf16 FLOP/s,
-counting 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention per token (no discount for the causal
-mask). Where the peak is not known it is the rate of a large matmul here.
+It takes the knobs of train.py too. Speed is measured on random tokens. MFU is the FLOP/s achieved over the peak of the
+card in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention, without a
+discount for the causal mask. Where the peak is not known, the rate of a large matmul here stands for it.
 """
 import math
 import os
@@ -51,24 +51,24 @@ from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, 
 
 # -----------------------------------------------------------------------------
 what = 'train'          # a training step, or: sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
-                        # diagnose, curves (of runs), compare (arms with seeds, as config/lab_*.py), scaling (a law too)
+                        # diagnose, curves, compare (arms with seeds, as in config/lab_*.py), scaling (and a law)
 steps = 20              # measured optimizer steps
 warmup_steps = 5        # steps before them
-profile = False         # also say where the time of a step goes
-samples = 1             # texts that are generated at once
-new_tokens = 100        # of each text
-rounds = 3              # of samples and tokenizers, in turns; the median counts
+profile = False         # train: also say where the time of a step goes
+samples = 1             # sample: texts that are generated at once
+new_tokens = 100        # sample: tokens of each text
+rounds = 3              # sample, tokenizer: measurements, of which the median counts
 memory_gb = 80.0        # resources: memory of a card, in GB of 10^9 bytes
-num_gpus = 1            # resources: cards
-peak_tflops = 989.5     # resources: of a card, dense (an H100 in bfloat16; its data sheet's 1,979 are sparse)
-mfu = 0.4               # resources: the share of that which training reaches
+num_gpus = 1            # resources: how many cards
+peak_tflops = 989.5     # resources: of a card, dense (an H100 in bfloat16; the 1,979 of its data sheet are sparse)
+mfu = 0.4               # resources: the share of the peak that training reaches
 tokens = 0.0            # resources: to train on, such as 15e12; 0: those of the run
 flop_budget = 0.0       # resources: to spend on a model of the best size; 0: the FLOPs of the run
-runs = ''               # curves: folders, with commas between them; diagnose: one, or '' for the newest
-arms = ''               # compare: 'name: arguments of train.py', in lines or with ; between them
-seeds = 3               # compare: runs of each arm, from --seed on
+runs = ''               # curves: folders, separated by commas; diagnose: one folder, or '' for the newest run
+arms = ''               # compare: 'name: arguments of train.py' for each arm, on lines of their own or separated by ;
+seeds = 3               # compare: runs of each arm, with --seed and the seeds after it
 question = ''           # compare: the title of the picture
-picture = 'rows'        # compare: rows (an arm each), curves (losses by step), or a knob to draw the loss against
+picture = 'rows'        # compare: rows (one per arm), curves (losses by step), or a knob to draw the loss against
 # -----------------------------------------------------------------------------
 config = configure(globals(), train, GPTConfig)
 train.config.update({name: config[name] for name in train.config})
@@ -76,60 +76,63 @@ train.config.update({name: config[name] for name in train.config})
 HERE = Path(__file__).parent
 
 # -----------------------------------------------------------------------------
-# what the commands share; c is a GPTConfig, place a device, type_ the name of a dtype
+# what the commands share. c is always a GPTConfig; device and dtype are names, such as 'cuda:0' and 'bfloat16'
 
 def machine(flops=math.inf, generates=False):
-    """-> device, dtype, and whether to compile for so many FLOPs"""
+    """Prints and returns what the knobs mean here: device, dtype, and whether a run of so many FLOPs is compiled."""
     train.check_knobs()
-    place = choose_device(train.device, train.LOCAL_RANK)
-    set_up(place)
-    compiled = choose_compile(train.compile, place, flops)
-    type_ = choose_dtype(train.dtype, place, packed=generates and not compiled)
-    print(f'machine | {place} ({device_name(place)}), {type_}, compile {compiled}')
-    return place, type_, compiled
+    device = choose_device(train.device, train.LOCAL_RANK)
+    set_up(device)
+    compiled = choose_compile(train.compile, device, flops)
+    dtype = choose_dtype(train.dtype, device, packed=generates and not compiled)
+    print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
+    return device, dtype, compiled
 
-VOCABULARIES = dict(gpt2=50257, byte=257, char=100)     # char: about that
+# tokenizers that do not ask the knob vocab_size; of char it depends on the text, and is about that
+VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
 def model_config(knobs=config):
-    """The GPTConfig that knobs describe, with the vocabulary that their tokenizer has."""
-    return train.model_config(knobs, vocab_size=VOCABULARIES.get(knobs['tokenizer'], knobs['vocab_size']))
+    """The GPTConfig that knobs describe, as far as it is known without the data."""
+    vocab_size = VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size'])
+    return train.model_config(knobs, vocab_size=vocab_size)
 
-def build(c, place, type_='float32'):
-    """A new model; on the device 'meta' it has shapes and takes no memory."""
+def build(c, device, dtype='float32'):
+    """A new model. On the device 'meta' it has only shapes and takes no memory."""
     torch.manual_seed(train.seed)
-    with torch.device(place):
+    with torch.device(device):
         model = GPT(c)
-    model.compute_dtype = getattr(torch, type_)
+    model.compute_dtype = getattr(torch, dtype)
     return model
 
-def random_batch(c, B, place):
-    x = torch.randint(c.vocab_size, (B, c.block_size + 1)).to(place)
+def random_batch(c, B, device):
+    x = torch.randint(c.vocab_size, (B, c.block_size + 1)).to(device)
     return x[:, :-1], x[:, 1:]
 
-def seconds_of(function, place='cpu'):
-    """Seconds until a device has done all that a function asks of it."""
-    synchronize = torch.get_device_module(place).synchronize
+def seconds_of(function, device='cpu'):
+    """How long a device needs for all that a function asks of it."""
+    synchronize = torch.get_device_module(device).synchronize
     synchronize()
     began = time.perf_counter()
     function()
     synchronize()
     return time.perf_counter() - began
 
-def measure(function, place):
-    """Median of the seconds that a function takes, `steps` times after a warm-up."""
+def measure(function, device):
+    """The median of the seconds that a function takes, over `steps` calls after a warm-up."""
     for _ in range(warmup_steps):
         function()
-    return median(seconds_of(function, place) for _ in range(steps))
+    return median(seconds_of(function, device) for _ in range(steps))
 
 def print_table(*rows):
-    """Rows of texts as a table in Markdown; the first is the head."""
+    """A table in Markdown. Rows are lists of texts; the first is the head."""
     widths = [max(map(len, column)) for column in zip(*rows)]
+    head, *others = rows
     ruler = ['-' * width for width in widths]
-    for row in (rows[0], ruler, *rows[1:]):
+    for row in (head, ruler, *others):
         print('|', ' | '.join(map(str.rjust, row, widths)), '|')
 
 def save_picture(name, title, lines, fmt, **settings):
-    """Draws lines, {label: [(x, y), with errors of y and of x if there are any, ...]}, into a file in out_dir."""
+    """Draws {label: points of a line} into a file in out_dir. A point is (x, y), (x, y, dy) or (x, y, dy, dx)."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 5), layout='constrained')
     axis = figure.subplots()
@@ -144,10 +147,10 @@ def save_picture(name, title, lines, fmt, **settings):
     print(f'picture | {path}')
 
 # -----------------------------------------------------------------------------
-# speed: a training step, the way to it from the plain form, generation
+# speed: a training step, what makes it fast, generation
 
 def training_step(model, optimizer, batches, lr):
-    """A step of train.py on some micro-batches. -> the loss"""
+    """A step as train.py takes it (without a scaler for float16), on micro-batches. -> the loss"""
     optimizer.zero_grad(set_to_none=False)
     total = 0.0
     for x, y in batches:
@@ -160,150 +163,151 @@ def training_step(model, optimizer, batches, lr):
     optimizer.step(lr)
     return total
 
-def make_step(c, place, type_, compiled):
-    """-> a function that does a training step with a new model, and the optimizer"""
-    model = build(c, place, type_)
+def make_step(c, device, dtype, compiled):
+    """-> a function that takes a training step with a new model, and its optimizer"""
+    model = build(c, device, dtype)
     optimizer = train.make_optimizer(model)
     if compiled:
         model = torch.compile(model, dynamic=False)
         optimizer.compile()
-    micro = train.divide_batch(c.block_size, place)
+    micro = train.divide_batch(c.block_size, device)
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
-    batches = [random_batch(c, micro, place)] * grad_accum
+    batches = [random_batch(c, micro, device)] * grad_accum
     return partial(training_step, model, optimizer, batches, train.learning_rate), optimizer
 
 def bench_train():
-    """Milliseconds, tokens/s, share of the peak and memory of a step, and how long known runs would take."""
+    """Milliseconds, tokens/s, share of the peak and memory of a step, and how long two known runs would take."""
     c = model_config()
     model = build(c, 'meta')
-    flops, tokens_per_step = model.flops_per_token(), train.batch_size * c.block_size
-    place, type_, compiled = machine(train.max_iters * tokens_per_step * flops)
-    train.connect(place, **train.config)
+    flops = model.flops_per_token()
+    device, dtype, compiled = machine(tokens_of(config) * flops)
+    train.connect(device, **train.config)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
-    step, optimizer = make_step(c, place, type_, compiled)
-    seconds = measure(step, place)
-    rate = tokens_per_step / seconds
+    step, optimizer = make_step(c, device, dtype, compiled)
+    seconds = measure(step, device)
+    rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
-    print_compute(flops * rate / train.WORLD_SIZE, place, type_)
-    if 'cuda' in place:
-        predicted = memory(c, train.divide_batch(c.block_size, place), type_).total()
-        print(f'memory  | {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB at most; predicted, with AdamW and not '
-              f'compiled, {predicted / 1e9:.2f}')
+    print_compute(flops * rate / train.WORLD_SIZE, device, dtype)
+    if 'cuda' in device:
+        predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
+        most = torch.cuda.max_memory_allocated(device)
+        print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
     if train.WORLD_SIZE > 1:
-        talk = measure(partial(dist.all_reduce, optimizer.g), place)
+        talk = measure(partial(dist.all_reduce, optimizer.g), device)
         print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
     if profile:
         with torch.profiler.profile() as found:
             step()
-        clock = 'self_device_time_total' if 'cuda' in place else 'self_cpu_time_total'
+        clock = 'self_device_time_total' if 'cuda' in device else 'self_cpu_time_total'
         print(found.key_averages().table(sort_by=clock, row_limit=10))
     for name in ('train_tinystories', 'train_gpt2'):
-        print_run(name, place, type_)
+        print_run(name, device, dtype)
     if train.WORLD_SIZE > 1:
         dist.destroy_process_group()
 
-def print_compute(achieved, place, type_):
-    """FLOP/s beside the peak of the device."""
-    peak = peak_flops(place)
-    of_what = 'MFU, of the published dense bf16 peak'
+def print_compute(achieved, device, dtype):
+    """The FLOP/s of a step beside the peak of the device."""
+    peak = peak_flops(device)
+    title = 'MFU, of the published dense bf16 peak'
     if not peak:
-        peak = matmul_flops(place, type_)
-        of_what = 'of the rate of a large matmul'
-    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {of_what} ({peak / 1e12:.3g} TFLOP/s)')
+        peak = matmul_flops(device, dtype)
+        title = 'of the rate of a large matmul'
+    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {title} ({peak / 1e12:.3g} TFLOP/s)')
 
-def matmul_flops(place, type_):
-    """The rate of a large square matmul on this device, in FLOP/s."""
+def matmul_flops(device, dtype):
+    """The FLOP/s of a large square matmul."""
     n = 4096
-    x = torch.randn(n, n, device=place, dtype=getattr(torch, type_))
-    seconds = min(seconds_of(lambda: x @ x, place) for _ in range(5))
+    x = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
+    seconds = min(seconds_of(lambda: x @ x, device) for _ in range(5))
     return 2 * n ** 3 / seconds
 
-def print_run(name, place, type_):
-    """How long a run of config/ would take here, by a pass over a part of a batch; no optimizer, no evaluation."""
+def print_run(name, device, dtype):
+    """How long a run of config/ would take here, judged by forward and backward passes over a part of a batch."""
     knobs = Knobs(config.defaults)
     read_arguments([f'{HERE}/config/{name}.py'], knobs)
     c = model_config(knobs)
-    model = build(c, place, type_)
-    at_once = 4096 if 'cuda' in place else 1024            # tokens
-    x, y = random_batch(c, at_once // c.block_size, place)
-    total = knobs['max_iters'] * knobs['batch_size'] * c.block_size
-    # on a CPU that takes longer than the answer is worth
-    if 'cuda' in place and choose_compile(train.compile, place, total * model.flops_per_token()):
-        model = torch.compile(model, dynamic=False)
-    seconds = min(seconds_of(lambda: model(x, y).backward(), place) for _ in range(3))
+    model = build(c, device, dtype)
+    total = tokens_of(knobs)
+    at_once = 1024          # tokens
+    if 'cuda' in device:    # on a CPU compiling would take longer than the answer is worth
+        at_once = 4096
+        compiled = choose_compile(train.compile, device, total * model.flops_per_token())
+        model = torch.compile(model, dynamic=False, disable=not compiled)
+    x, y = random_batch(c, at_once // c.block_size, device)
+    seconds = min(seconds_of(lambda: model(x, y).backward(), device) for _ in range(3))
     hours = seconds * total / x.numel() / train.WORLD_SIZE / 3600
     print(f'here    | {name}, {total / 1e9:.2g}B tokens: about {hours:,.1f} hours')
 
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine."""
-    place, type_, compiled = machine()
+    device, dtype, compiled = machine()
+    rungs = [('float32, written out', 'naive', 'float32', False),
+             (dtype, 'naive', dtype, False),
+             (f'compile {compiled}', 'naive', dtype, compiled),
+             ('flash attention', 'flash', dtype, compiled)]
     rows = [('each with those before it', 'ms', 'tokens/s')]
-    for name, attention, kind, fast in (('float32, written out', 'naive', 'float32', False),
-                                        (type_, 'naive', type_, False),
-                                        (f'compile {compiled}', 'naive', type_, compiled),
-                                        ('flash attention', 'flash', type_, compiled)):
+    for name, attention, *how in rungs:
         c = replace(model_config(), attention=attention)
-        step, _ = make_step(c, place, kind, fast)
-        seconds = measure(step, place)
+        step, _ = make_step(c, device, *how)
+        seconds = measure(step, device)
         rows.append((name, f'{1e3 * seconds:.1f}', f'{train.batch_size * c.block_size / seconds:,.0f}'))
     print_table(*rows)
 
 def bench_sample():
-    """Tokens per second of generation, and the share of what reading the weights for each of them allows."""
-    place, type_, compiled = machine(generates=True)
-    model = build(model_config(), place)
-    step = sample.prepare_model(model, place, type_, compiled, samples)
+    """Tokens per second of generation, and the share of the memory's bandwidth that reading the weights takes."""
+    device, dtype, compiled = machine(generates=True)
+    model = build(model_config(), device)
+    step = sample.prepare_model(model, device, dtype, compiled, samples)
     generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8)
-    list(generate())            # compiles
-    rate = new_tokens / median(seconds_of(lambda: list(generate()), place) for _ in range(rounds))
+    list(generate())            # the first time it compiles
+    rate = new_tokens / median(seconds_of(lambda: list(generate()), device) for _ in range(rounds))
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
-    weights = model.flops_per_token(0) // 6 * getattr(torch, type_).itemsize
-    x = torch.ones(100_000_000, device=place)
-    limit = x.nbytes / min(seconds_of(x.sum, place) for _ in range(10))
+    weights = model.flops_per_token(0) // 6 * getattr(torch, dtype).itemsize
+    x = torch.ones(100_000_000, device=device)
+    limit = x.nbytes / min(seconds_of(x.sum, device) for _ in range(10))
     print(f'memory  | {weights / 1e6:.0f} MB of weights read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')
 
 # -----------------------------------------------------------------------------
-# check: a step beside that of the plain form in float32 on the CPU
+# check: a step here beside the same step in the plain form, in float32 on the CPU
 
 def bench_check():
     """Whether loss, gradient and the step of the weights are right on this device. Raises UserError."""
-    place, type_, compiled = machine()
+    device, dtype, compiled = machine()
     c = replace(model_config(), n_layer=2, block_size=64, dropout=0.0)
     expected = check_step(replace(c, attention='naive'), 'cpu', 'float32', False)
-    found = check_step(c, place, type_, compiled)
+    found = check_step(c, device, dtype, compiled)
     errors = torch.stack([(a - b).norm() / b.norm() for a, b in zip(found, expected)])
     allowed = 5e-2
-    if type_ == 'float32':
-        allowed = 5e-3 if 'cuda' in place else 1e-5         # a GPU has TF32
-    print('check   | errors of loss {:.0e}, gradient {:.0e}, step {:.0e}; {:g} is allowed'.format(*errors, allowed))
+    if dtype == 'float32':
+        allowed = 5e-3 if 'cuda' in device else 1e-5        # a GPU uses TF32
+    loss, gradient, step = errors
+    print(f'check   | errors of loss {loss:.0e}, gradient {gradient:.0e}, step {step:.0e}; {allowed:g} is allowed')
     if not errors.max() < allowed:
         raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
     print('check   | pass')
 
-def check_step(c, place, type_, compiled):
-    """-> loss, gradient and step of the weights of a new model"""
-    model, batch = build(c, 'cpu', type_), random_batch(c, 4, place)
+def check_step(c, device, dtype, compiled):
+    """-> loss, clipped gradient and step of the weights of a new model"""
+    model = build(c, 'cpu', dtype)
+    batch = random_batch(c, 4, device)
     for w in model.parameters():
-        w.data += 0.02 * torch.randn_like(w)        # new blocks add nothing: their last matrices are zero
-    # AdamW's first step is the sign of the gradient, which for a tiny one may be either: a large eps avoids that
-    optimizer = train.Optimizer(model.to(place), eps=1e-3, weight_decay=0.0)
-    loss = torch.compile(model, disable=not compiled)(*batch)
-    loss.backward()
-    gradient, before = optimizer.g.clone(), optimizer.p.clone()
-    optimizer.clip(train.grad_clip)
-    optimizer.step(0.1)
-    return [x.detach().cpu() for x in (loss, gradient, optimizer.p - before)]
+        w.data += 0.02 * torch.randn_like(w)        # a new block adds nothing: its last matrices are zero
+    # subtle: AdamW's first step is the sign of the gradient, which is arbitrary where that is tiny, but for a large eps
+    optimizer = train.Optimizer(model.to(device), eps=1e-3, weight_decay=0.0)
+    before = optimizer.p.clone()
+    loss = training_step(torch.compile(model, disable=not compiled), optimizer, [batch], 0.1)
+    return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
 
 # -----------------------------------------------------------------------------
-# formats of numbers, and the optimizers on a toy
+# formats of numbers; the optimizers on a toy
 
 FORMATS = dict(fp32=torch.float32, fp16=torch.float16, bf16=torch.bfloat16, E4M3=torch.float8_e4m3fn,
                E5M2=torch.float8_e5m2)
 
 def bench_formats():
-    """What the formats of numbers hold."""
+    """What the formats of numbers can hold."""
     rows = [('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')]
     for name, dtype in FORMATS.items():
         info = torch.finfo(dtype)
@@ -315,7 +319,7 @@ def bench_formats():
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
 def bench_toy():
-    """The mean square of 10 x 10 numbers that are to become 0, after 10 steps at rates from too low to too high."""
+    """The mean square of 10 x 10 numbers that should become 0, after 10 steps, at rates from too low to too high."""
     rows = [('rate', *[f'{rate:g}' for rate in TOY_RATES])]
     for name, rule in train.RULES.items():
         rows.append((name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES]))
@@ -327,8 +331,7 @@ def toy_loss(rule, rate):
     m, v = torch.zeros(2, 10, 10)
     for t in range(1, 11):
         g = 2 * p / 100
-        bias1, bias2 = 1 - 0.9 ** t, 1 - 0.999 ** t
-        rule(p, g, rate / t ** 0.5, 0.0, m, v, 0.9, 0.999, 1e-8, bias1, bias2)
+        rule(p, g, rate / t ** 0.5, 0.0, m, v, 0.9, 0.999, 1e-8, 1 - 0.9 ** t, 1 - 0.999 ** t)
     return p.square().mean()
 
 # -----------------------------------------------------------------------------
@@ -337,20 +340,20 @@ def toy_loss(rule, rate):
 PARTS = 'bias', 'norm', 'embed_tokens', 'embed_positions', 'self_attn', 'mlp', 'lm_head'
 
 def parameters(c):
-    """Parameters by part, without the padding of the vocabulary; a tied head is the embedding, and has none."""
+    """Parameters by part, without the padding of the vocabulary. A tied head is the embedding and has none itself."""
     found = Counter()
     for name, p in build(c, 'meta').named_parameters():
-        part = next(part for part in PARTS if part in name)     # the first that fits: a bias of self_attn is a bias
+        part = next(part for part in PARTS if part in name)     # the first that fits: a bias in self_attn is a bias
         if part in ('embed_tokens', 'lm_head'):
-            found[part] += c.vocab_size * c.n_embd              # without padding
+            found[part] += c.vocab_size * c.n_embd
         else:
             found[part] += p.numel()
     return found
 
 def forward_flops(c):
     """
-    FLOPs of the matmuls of a forward pass of a sequence, by part: 2mkn for (m, k) times (k, n), and no discount for
-    the mask. A backward pass takes two of the size of each, for its two inputs.
+    FLOPs of the matmuls in a forward pass of a sequence, by part: 2mkn for (m, k) times (k, n), without a discount for
+    the mask. A backward pass takes twice as many, one matmul of the same size for each of the two inputs.
     """
     size, T = parameters(c), c.block_size
     return Counter({'projections of attention': 2 * T * size['self_attn'],
@@ -358,15 +361,15 @@ def forward_flops(c):
                     'mlp': 2 * T * size['mlp'],
                     'lm_head': 2 * T * c.n_embd * c.vocab_size})
 
-def memory(c, B, type_):
+def memory(c, B, dtype):
     """
     Bytes at the peak of a step of B sequences with AdamW, by part; not compiled, without dropout. For the backward pass
-    a matmul keeps its input, and a copy of its weight if that is not float32; a norm its input and the normalized one,
-    in float32; attention q, k, v, its output, and scores where they are written out.
+    a matmul keeps its input, and its weight if that was cast; a norm keeps its input and its output before the weight,
+    both in float32; attention keeps q, k, v, its output, and the scores where they are written out.
     """
-    size, w = parameters(c), getattr(torch, type_).itemsize
+    size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
-    normed = 0                      # numbers of a token that are normalized
+    normed = 0                      # numbers per token that go through a norm
     if c.norm != 'none':
         normed += C + 2 * L * C
     if c.qk_norm:
@@ -386,19 +389,20 @@ def memory(c, B, type_):
     return found
 
 def bench_resources():
-    """What the model of the knobs costs, by part, and what follows from it."""
-    _, type_, _ = machine()
-    c, B = model_config(), train.micro_batch_size or train.batch_size
+    """What the model of the knobs costs, by part, and what follows from that."""
+    _, dtype, _ = machine()
+    c = model_config()
+    B = train.micro_batch_size or train.batch_size
     flops = forward_flops(c)
     print_parts('parameters', parameters(c))
     print_parts('FLOPs forward, a sequence', flops)
-    print_parts(f'bytes of a step with AdamW, {type_}, {B} x {c.block_size} tokens', memory(c, B, type_))
+    print_parts(f'bytes of a step with AdamW, {dtype}, {B} x {c.block_size} tokens', memory(c, B, dtype))
 
-    fixed = memory(c, 0, type_).total()
-    each = memory(c, 1, type_).total() - fixed
+    fixed = memory(c, 0, dtype).total()
+    each = memory(c, 1, dtype).total() - fixed
     fits = max(int(1e9 * memory_gb - fixed) // each, 0)
     print(f'largest batch | {memory_gb:g} GB hold {fits:,} sequences')
-    D = tokens or train.max_iters * train.batch_size * c.block_size
+    D = tokens or tokens_of(config)
     spent = 3 * flops.total() / c.block_size * D            # a backward pass costs two forward passes
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
     print(f'time          | {days:,.4g} days for {D:,.4g} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
@@ -407,8 +411,12 @@ def bench_resources():
     N = (budget / 120) ** 0.5                               # 6 N D FLOPs, where D = 20 N (arXiv:2203.15556)
     print(f'Chinchilla    | {budget:.3g} FLOPs do most for {N:.3g} parameters on {20 * N:.3g} tokens')
 
+def tokens_of(knobs):
+    """How many tokens a run trains on."""
+    return knobs['max_iters'] * knobs['batch_size'] * knobs['block_size']
+
 def print_parts(title, counts):
-    """Counts by part, their shares and their sum."""
+    """Prints counts by part, with their shares and their sum."""
     total = counts.total()
     rows = [(part, f'{count:,}', f'{count / total:.1%}') for part, count in counts.items()]
     print_table((title, '', ''), *rows, ('together', f'{total:,}', ''))
@@ -421,7 +429,10 @@ PATTERN = bpe.PATTERNS['gpt2']
 
 def bench_tokenizer():
     """Training, encoding and decoding of the same documents. The others encode with our vocabulary and pattern."""
-    import tiktoken
+    try:
+        import tiktoken
+    except ImportError:
+        raise UserError('tiktoken, beside which ours is measured, is not installed: pip install tiktoken')
     settings, files, _ = prepare.find_source(train.dataset)
     docs = [raw.decode() for raw in prepare.documents(files, settings['separator'])]
     text, special = '\n\n'.join(docs), [bpe.END_OF_TEXT]
@@ -486,22 +497,23 @@ FIND_STEPS = 200
 
 def bench_find_lr():
     """
-    A range test (arXiv:1506.01186): a short run whose learning rate rises, from a thousandth of the knob's to a hundred
-    times the knob's, until the loss does too.
+    A range test (arXiv:1506.01186): a short run whose learning rate rises, from a thousandth of the knob to a hundred
+    times the knob, until the loss rises too.
     """
-    place, type_, _ = machine()
-    if type_ == 'float16':          # it would need a scaler
-        type_ = 'float32'
+    device, dtype, _ = machine()
+    if dtype == 'float16':          # which would need a scaler
+        dtype = 'float32'
     _, meta, data, _ = train.open_data(train.tokenizer)
-    model = build(train.model_config(vocab_size=meta['vocab_size']), place, type_)
-    optimizer, T = train.make_optimizer(model), model.config.block_size
-    micro = train.divide_batch(T, place)
+    model = build(train.model_config(vocab_size=meta['vocab_size']), device, dtype)
+    optimizer = train.make_optimizer(model)
+    T = model.config.block_size
+    micro = train.divide_batch(T, device)
     losses = {}                     # {rate: loss}
     for step in range(FIND_STEPS):
         lr = train.learning_rate * 10 ** (-3 + 5 * step / FIND_STEPS)
-        batches = train.micro_batches(data, step * train.batch_size, step, T, micro, place)
+        batches = train.micro_batches(data, step * train.batch_size, step, T, micro, device)
         loss = float(training_step(model, optimizer, list(batches), lr))
-        if losses and not loss < min(losses.values()) + 1:      # nan is not, either
+        if losses and not loss < min(losses.values()) + 1:      # nan ends it too
             break
         losses[lr] = loss
     best = min(losses, key=losses.get) / 3
@@ -510,14 +522,14 @@ def bench_find_lr():
                  xlabel='learning rate', ylabel='training loss')
 
 def bench_diagnose():
-    """A step of training from a checkpoint, and what one learns to read in a network, layer by layer."""
+    """One more step of training from a checkpoint, and what it shows of the network, layer by layer."""
     folder = sample.find_checkpoint(runs)
     read_arguments([f'{folder.parent}/config.py'], train.config)
     vars(train).update(train.config)
     model = load_model(folder, attention='naive')
     optimizer = train.make_optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
-    optimizer.muon_every = 1        # so that the matrices of all layers move, and can be compared
+    optimizer.muon_every = 1        # all matrices move, so that layers can be compared
     _, _, data, _ = train.open_data(train.tokenizer)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
@@ -526,13 +538,14 @@ def bench_diagnose():
 
 def diagnose(model, optimizer, batch, lr):
     """
-    Of a step on a batch, for each layer: rms of its output and of its gradients (clipped); how far the step went, as a
-    share of the weights; the share of units of the MLP that stay below a hundredth of their rms for every token; the
-    entropy of its attention, which has to be naive.
+    What a step on a batch shows of each layer: the rms of its output and of its (clipped) gradients; how far the step
+    went, as a share of the weights; the share of the MLP's units that stay below a hundredth of their rms for every
+    token; the entropy of its attention, which must be written out ('naive').
     """
     layers = model.model.layers
     weights = [parameters_to_vector(layer.parameters()).detach() for layer in layers]
     seen, entropies, softmax = {}, [], F.softmax
+    # subtle: nothing calls F.softmax but attention that is written out, once in each layer, from the first to the last
     F.softmax = partial(note_softmax, entropies, softmax)
     hook = torch.nn.modules.module.register_module_forward_hook(partial(note_module, seen))
     training_step(model, optimizer, [batch], lr)
@@ -540,7 +553,7 @@ def diagnose(model, optimizer, batch, lr):
     F.softmax = softmax
 
     found = []
-    for layer, before, entropy in zip(layers, weights, entropies):
+    for layer, before, entropy in zip(layers, weights, entropies, strict=True):
         _, output = seen[layer]
         units, _ = seen[layer.mlp.down_proj]
         dead = units.abs().amax((0, 1)) < 0.01 * rms(units)
@@ -558,42 +571,42 @@ def note_module(seen, module, inputs, output):
     seen[module] = inputs[0].detach(), output.detach()
 
 def note_softmax(entropies, softmax, scores, dim):
-    """Notes the mean entropy as a share of the largest: 1 if all tokens are looked at alike."""
+    """Softmax that notes its mean entropy, as a share of the largest: 1 where every token is looked at alike."""
     probs = softmax(scores, dim)
     largest = torch.arange(1, scores.size(-1) + 1).log().mean()
     entropies.append(torch.special.entr(probs.detach()).sum(-1).mean() / largest)
     return probs
 
 # -----------------------------------------------------------------------------
-# experiments: every arm is a command, trained with every seed
+# experiments: every arm is a command of train.py, run with every seed
 
 class Arm:
-    """Runs with the same arguments for train.py, which differ in their seed. Raises UserError."""
+    """Runs of train.py with the same arguments and several seeds. Raises UserError."""
     def __init__(self, name, arguments=()):
-        self.name, self.arguments, self.logs = name, arguments, []
+        self.name, self.arguments = name, arguments
+        self.logs = []          # of each run, its entries
         self.knobs = Knobs(train.config)
         read_arguments(arguments, self.knobs)
 
     def run(self, seed):
-        """Trains in a process of its own, unless that has been done."""
+        """Trains in a process of its own, or goes on with what is in the folder, unless that has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        folder = Path(train.out_dir or 'out') / f'{short}-{seed}'
-        given = [f'--{name}={x}' for name, x in train.config.items() if x != train.config.defaults[name]]
-        own = [f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
-        ended = any('full_val_loss' in entry for entry in train.read_log(folder))
-        if not ended:
-            command = [sys.executable, HERE / 'train.py', *given, *self.arguments, *own]
+        folder = Path(train.out_dir or 'out', f'{short}-{seed}')
+        if not any('full_val_loss' in entry for entry in train.read_log(folder)):
+            shared = [f'--{name}={x}' for name, x in train.config.items() if x != train.config.defaults[name]]
+            own = [f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
+            command = [sys.executable, HERE / 'train.py', *shared, *self.arguments, *own]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode not in (0, 3):           # 3: diverged
                 raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')
         self.logs.append(train.read_log(folder))
 
     def values(self, key):
-        """What the entries of the logs say of one thing."""
+        """All that the logs say of one thing."""
         return [entry[key] for log in self.logs for entry in log if entry.get(key) is not None]
 
     def loss(self):
-        """The mean at the end; inf where every run diverged."""
+        """The mean of the losses at the end; inf if no run got there."""
         return mean(self.values('full_val_loss') or [math.inf])
 
     def spread(self):
@@ -601,11 +614,11 @@ class Arm:
         return stdev(losses) if len(losses) > 1 else 0.0
 
     def height(self):
-        """Where a picture shows the loss: at most at the first one, so that a diverged arm fits."""
+        """Where a picture shows the loss: no higher than it began, so that a diverged arm fits in."""
         return min([self.loss(), *self.values('loss')[:1]])
 
 def read_arms():
-    """Raises UserError."""
+    """The arms that the knob describes. Raises UserError."""
     found = []
     for line in filter(str.strip, re.split('[\n;]', arms)):
         name, _, arguments = line.strip().partition(':')
@@ -615,7 +628,7 @@ def read_arms():
     return found
 
 def bench_compare():
-    """Every arm with every seed, in turns, so that a slow hour of the machine is everyone's. -> the arms"""
+    """Every arm with every seed, in turns, so that a slow hour of the machine slows all arms. -> the arms"""
     found = read_arms()
     if picture not in ('rows', 'curves', *train.config):
         raise UserError(f'picture = {picture!r}: give rows, curves, or a knob of train.py')
@@ -629,12 +642,11 @@ def bench_compare():
     elif picture == 'curves':
         save_curves(question, found)
     else:
-        save_picture('curves.png', question, groups_of(found), 'o-', xscale='log', xlabel=picture,
-                     ylabel='validation loss')
+        save_knob(question, found)
     return found
 
 def bench_scaling():
-    """The same, and a law that the losses follow."""
+    """The same, and the law that the losses follow."""
     print_law(bench_compare())
 
 def bench_curves():
@@ -648,7 +660,7 @@ def bench_curves():
     save_curves('How did the loss fall?', found)
 
 def print_results(found):
-    """How the runs ended: those that did not, since they diverged or go on, are not in the means."""
+    """How the runs ended. Those that diverged, or have not ended yet, are not in the means."""
     rows = [('', 'validation loss', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'ended')]
     for arm in found:
         bpb = mean(arm.values('full_val_bpb') or [math.nan])
@@ -667,39 +679,38 @@ def save_rows(title, found):
     save_picture('curves.png', title, {'': points}, 'o', xlabel='validation loss', yticks=range(len(found)),
                  yticklabels=labels)
 
-def groups_of(found):
-    """{what stands before the comma in the names of arms: points of a line}: the loss at the end against a knob."""
-    groups = {}
+def save_knob(title, found):
+    """The loss at the end against a knob. Arms with the same name up to its last comma are on one line."""
+    lines = {}
     for arm in sorted(found, key=lambda arm: arm.knobs[picture]):
-        group, _, _ = arm.name.rpartition(', ')
-        groups.setdefault(group, []).append((arm.knobs[picture], arm.height(), arm.spread()))
-    return groups
+        label, _, _ = arm.name.rpartition(', ')
+        point = arm.knobs[picture], arm.height(), arm.spread()
+        lines.setdefault(label, []).append(point)
+    save_picture('curves.png', title, lines, 'o-', xscale='log', xlabel=picture, ylabel='validation loss')
 
 def save_curves(title, found):
-    """The training losses of each arm's first seed."""
+    """The training losses of the first seed of each arm."""
     lines = {arm.name: train.points(arm.logs[0], 'loss') for arm in found}
     top = 1.1 * found[0].values('loss')[0]
     save_picture('curves.png', title, lines, '-', xlabel='step', ylabel='training loss', ylim=(0, top))
 
 def print_law(found):
-    """Raises UserError for too few arms."""
+    """Fits a law to the arms that ended with a loss. Raises UserError where they are too few."""
     points = []
     for arm in found:
-        c = model_config(arm.knobs)
-        N = build(c, 'meta').flops_per_token(0) / 6
-        D = arm.knobs['max_iters'] * arm.knobs['batch_size'] * c.block_size
         if arm.values('full_val_loss'):
-            points.append((N, D, arm.loss()))
+            N = build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6
+            points.append((N, tokens_of(arm.knobs), arm.loss()))
     if len(points) < 6:
-        raise UserError(f'{len(points)} arms ended with a loss: a law of five numbers takes 6: config/lab_scaling.py')
+        raise UserError(f'{len(points)} arms ended with a loss, but a law of five numbers takes 6: give more --arms')
     E, A, alpha, B, beta, error = fit_law(*np.array(points).T)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
           f'(N weights of matmuls, D tokens; {len(points)} arms)')
 
 def fit_law(N, D, loss):
     """
-    loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2): the exponents by trying, the rest by least
-    squares of relative errors. -> E, A, alpha, B, beta, the error
+    loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2). All pairs of exponents are tried; E, A and B are
+    those with the least squares of relative errors. -> E, A, alpha, B, beta, the error
     """
     laws = []
     for alpha, beta in product(np.arange(0.02, 1.5, 0.02), repeat=2):
@@ -713,10 +724,10 @@ def fit_law(N, D, loss):
 def main():
     if train.RANK:
         sys.stdout = open(os.devnull, 'w')
-    commands = [name.removeprefix('bench_') for name in globals() if name.startswith('bench_')]
-    if what not in commands:
-        raise UserError(f'--what={what} is not known: give one of {", ".join(commands)}')
-    globals()[f'bench_{what}']()
+    command = globals().get(f'bench_{what}')
+    if not command:
+        raise UserError(f'there is no --what={what}: python bench.py --help lists what there is')
+    command()
 
 if __name__ == '__main__':
     launch(main)
