@@ -455,7 +455,7 @@ class Interrupt:
 OWN_KNOBS = ('dataset', 'tokenizer', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
 
 def connect(place, **shared):
-    """Meets the other processes, if there are any. Raises UserError unless all of `shared` is the same in all of them."""
+    """Meets the other processes, if there are any. Raises UserError unless `shared` is the same in all of them."""
     if WORLD_SIZE == 1:
         return
     backend = 'nccl' if 'cuda' in place else 'gloo'
