@@ -2287,7 +2287,7 @@ def test_evaluation_takes_no_more_at_once_than_training():
     data = Prepared('corpus.txt', tokenizer='byte')
     shards, model, sizes = prepare.Shards(data.folder, 'val', data.meta), small_gpt(vocab_size=257), []
     model.register_forward_hook(lambda model, inputs, loss: sizes.append(len(inputs[0])))
-    one, all_ = (train.evaluate(model, shards, 8, 800, 'cpu', most) for most in (3, 100))
+    one, all_ = (train.evaluate(model, shards, 8, 800, most) for most in (3, 100))
     near(one, all_, 1e-6)
     assert max(sizes[:34]) == 3
     assert sizes[34] == 100

@@ -399,7 +399,7 @@ def micro_batches(data, first, step, T, micro, place):
         yield data.batch(starts[i * micro:(i + 1) * micro], T, place)
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens, place, most=math.inf):
+def evaluate(model, data, T, max_tokens, most=math.inf):
     """
     Mean loss in nats per token over the first max_tokens (0: all) of a split, in whole sequences of T where there are
     any, `most` of them at once: the same for any number of processes, each of which takes its share of the batches.
@@ -414,7 +414,7 @@ def evaluate(model, data, T, max_tokens, place, most=math.inf):
         batches.append([n - n % T])
     total, count = 0.0, 0
     for batch in batches[RANK::WORLD_SIZE]:
-        x, y = data.batch(batch, min(T, n - batch[0]), place)
+        x, y = data.batch(batch, min(T, n - batch[0]), str(model.lm_head.weight.device))
         total += float(model(x, y)) * y.numel()
         count += y.numel()
     model.train()
@@ -593,6 +593,52 @@ class Log:
                 works.log(entry, step=entry['step'])
                 self.wandb = works
 
+@dataclass
+class Run:
+    """What is evaluated, logged and saved."""
+    folder: Path
+    model: GPT
+    opt: Optimizer
+    scaler: torch.amp.GradScaler
+    state: dict             # see NEW_STATE
+    meta: dict              # of the data
+    val_data: Shards
+    tok: object             # the tokenizer, or None, and its file
+    tok_path: Path
+    T: int                  # tokens of a sequence
+    most: float             # sequences that fit into an evaluation
+    log: Log = None         # of the process that writes
+    drawn: float = -math.inf        # when the picture was
+
+def evaluate_and_save(run, step, last):
+    """Evaluates, says and logs the loss, saves a checkpoint, draws, and shows a text."""
+    model, opt, state = run.model, run.opt, run.state
+    if WORLD_SIZE > 1:
+        dist.broadcast(opt.p, 0)        # another card may have chosen another kernel, and drifted by an ulp
+    val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.most)
+    check_finite(step, opt, val_loss)
+    state['evaluated'] = step
+    state['best'] = min(state['best'], [step, val_loss], key=lambda entry: entry[1])
+    say(f'step {step} | {describe(val_loss, run.meta)}')
+    if not run.log:
+        return
+    run.log(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
+            val_bpb=bits_per_byte(val_loss, run.meta))
+    save(run, step, last)
+    if last or time.monotonic() > run.drawn + 30:       # it takes half a second
+        run.drawn = time.monotonic()
+        with optional(f'{run.folder}/curves.png'):
+            draw_curves(run.folder)
+    if not last:
+        show_texts(run, 1, sample_tokens)
+
+def show_texts(run, n, length):
+    """Says n texts of `length` tokens, if any are wanted and there is a tokenizer."""
+    opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
+    if sample_tokens and run.tok:
+        for text in peek(run.model, run.tok, opening, n, length, seed):
+            say('-' * 40 + '\n' + text)
+
 def draw_curves(run):
     """Loss by step, with learning rate, norm of the gradient and speed beside it, as curves.png."""
     from matplotlib.figure import Figure
@@ -608,8 +654,9 @@ def draw_curves(run):
     axes['loss'].legend()
     figure.savefig(run / 'curves.png', dpi=110)
 
-def model_card(run, step, model, meta, state):
+def model_card(run, step):
     """What the page of a checkpoint on the hub says: its README.md."""
+    model, meta, state = run.model, run.meta, run.state
     best_step, loss = state['best']
     place = str(model.lm_head.weight.device)
     evaluated = f'At step {best_step:,}: {describe(loss, meta)}.' if state['evaluated'] else 'It was not evaluated.'
@@ -618,7 +665,7 @@ library_name: transformers
 pipeline_tag: text-generation
 license: other     # fill it in on the hub: here manifest.json has the hash of every file
 ---
-# {run.name}
+# {run.folder.name}
 
 A language model of {model.num_params():,} parameters with a vocabulary of {model.config.vocab_size:,} and a context of
 {model.config.block_size:,} tokens, trained on {meta["source"]}, {state["sequences"]:,} sequences in {step:,} steps and
@@ -627,24 +674,24 @@ A language model of {model.num_params():,} parameters with a vocabulary of {mode
     python train.py {shlex.join(sys.argv[1:])}
 """
 
-def save(run, step, model, opt, scaler, tok_path, meta, state, last=True):
+def save(run, step, last=True):
     """
     Writes step_<step>/ and drops old checkpoints, but never the best. Raises UserError where that fails, or says so if
     it is not the last one.
     """
-    folder = run / f'step_{step:08d}'
+    folder = run.folder / f'step_{step:08d}'
     if not folder.exists():
-        state = dict(state, step=step, t=opt.t, scaler=scaler.state_dict(), optimizer=optimizer)
+        state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict(), optimizer=optimizer)
         try:
-            card = model_card(run, step, model, meta, state)
-            save_checkpoint(folder, model, tok_path, meta['eot'], state, opt.tensors(), card)
+            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors(),
+                            model_card(run, step))
         except UserError as e:
             if last:
                 raise UserError(f'{e}: mend that, and go on with --init_from=resume')
             say(f'{e}; training goes on, and the next evaluation saves')
             return          # old ones are dropped for a new one only
-    best_step, _ = state['best']
-    for old in checkpoints(run)[:-keep_checkpoints]:
+    best_step, _ = run.state['best']
+    for old in checkpoints(run.folder)[:-keep_checkpoints]:
         if int(old.name[5:]) != best_step:
             remove_checkpoint(old)
 
@@ -797,13 +844,13 @@ def main():
     check_knobs()
     place = choose_device(device, LOCAL_RANK)
     set_up(place)
-    run = choose_out_dir()
+    out = choose_out_dir()
     source = None if init_from in ('scratch', 'resume', 'auto') else find_folder(init_from)
-    resumed, state = read_state(run, place)
+    resumed, state = read_state(out, place)
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
     divide_batch(config['block_size'], place)       # raises if it does not divide
     writing = RANK == 0 and not eval_only
-    guard = lock(run) if writing else None      # noqa: F841, held until the end
+    guard = lock(out) if writing else None      # noqa: F841, held until the end
 
     # the data and the other processes
     folder, meta, train_data, val_data = open_data(str(source / 'tokenizer.json') if source else tokenizer)
@@ -824,7 +871,7 @@ def main():
     say(f'device  | {place} ({device_name(place)}), {WORLD_SIZE} processes')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if eval_only:
-        say(f'{describe(evaluate(model, val_data, T, 0, place), meta)} over the whole split')
+        say(f'{describe(evaluate(model, val_data, T, 0), meta)} over the whole split')
         return
 
     # the optimizer, and what goes through the model at once
@@ -838,7 +885,7 @@ def main():
         dist.broadcast(opt.p, 0)        # subtle: another kind of CPU draws other numbers from the same seed
         combine('MAX', 0)               # all have read the checkpoint, which may have to be renamed
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
-    most = micro if 'cuda' in place else math.inf       # what fits, evaluations must fit into, too
+    most = micro if 'cuda' in place else math.inf       # evaluations have to fit, too
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
@@ -846,19 +893,18 @@ def main():
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
+    run = Run(out, model, opt, scaler, state, meta, val_data, tok, tok_path, T, most)
     state.update(dtype=type_, compile=compiled)
     if writing:
-        start_files(run, resumed, state, knobs)
-        log = Log(run, state)
+        start_files(out, resumed, state, knobs)
+        run.log = Log(out, state)
     state['knobs'] = knobs
 
     # training
-    opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
     peak = peak_flops(place) * WORLD_SIZE
     interrupt, stop = Interrupt(), 0
     check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # GPUs would wait for the host
     began = time.perf_counter() - state['seconds']
-    drawn = -math.inf       # when the picture was
     line_step = None        # a line counts steps, time and loss from here on; None: from the next step on
     while True:
         # signals and the clock, which all processes must agree on
@@ -870,23 +916,7 @@ def main():
         # evaluate and save
         last = finished(step, state)
         if (last or step % eval_interval == 0) and not stop and step != state['evaluated']:     # not at step 0
-            if WORLD_SIZE > 1:
-                dist.broadcast(opt.p, 0)        # another card may have chosen another kernel, and drifted by an ulp
-            val_loss = evaluate(model, val_data, T, eval_tokens, place, most)
-            check_finite(step, opt, val_loss)
-            state['evaluated'] = step
-            state['best'] = min(state['best'], [step, val_loss], key=lambda entry: entry[1])
-            say(f'step {step} | {describe(val_loss, meta)}')
-            if writing:
-                log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], val_loss=val_loss,
-                    val_bpb=bits_per_byte(val_loss, meta))
-                save(run, step, model, opt, scaler, tok_path, meta, state, last)
-                if last or time.monotonic() > drawn + 30:       # it takes half a second
-                    drawn = time.monotonic()
-                    with optional(f'{run}/curves.png'):
-                        draw_curves(run)
-                if sample_tokens and tok and not last:
-                    say(peek(model, tok, opening, 1, sample_tokens, seed)[0])
+            evaluate_and_save(run, step, last)
             line_step = None
         if stop or last:
             break
@@ -922,28 +952,26 @@ def main():
             entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
             say(progress(step, step_seconds, left, **entry))
             if writing:
-                log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
+                run.log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
             line_step = None
 
     # the end: all is saved before the whole split is evaluated
     if stop:
         check_finite(step, opt)
         if writing:
-            save(run, step, model, opt, scaler, tok_path, meta, state)
+            save(run, step)
         combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one process has failed
-        say(f'\nstopped at step {step}; go on with: python train.py {run}/config.py --init_from=resume')
+        say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()
-    val_loss = evaluate(model, val_data, T, 0, place, most)
+    val_loss = evaluate(model, val_data, T, 0, most)
     if writing:
-        log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
-        if sample_tokens and tok:
-            for text in peek(model, tok, opening, 4, 3 * sample_tokens, seed):
-                say('-' * 40 + '\n' + text)
+        run.log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
+        show_texts(run, 4, 3 * sample_tokens)
     say(f'\n{describe(val_loss, meta)} over the whole split')
     if writing:
-        print_ending(run, meta, time.perf_counter() - started)
-    return dict(run=run, step=step, val_loss=val_loss)
+        print_ending(out, meta, time.perf_counter() - started)
+    return dict(run=out, step=step, val_loss=val_loss)
 
 if __name__ == '__main__':
     launch(main)
