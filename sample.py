@@ -163,6 +163,7 @@ def peek(model, tok, start, num_samples, max_new_tokens, seed):
     return [start + text for text in texts]
 
 # -----------------------------------------------------------------------------
+# The evening's reading ends here. What follows is the command.
 
 def find_checkpoint(path):
     """What find_folder finds; for '' the newest checkpoint of the newest run in out/."""

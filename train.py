@@ -428,6 +428,8 @@ def check_finite(step, opt, loss=0.0):
                        f'saved: resume, or start again, with a lower --learning_rate or more --warmup_iters')
 
 # -----------------------------------------------------------------------------
+# The evening's reading goes on at main. What stands between is reference: signals, processes, files, checks.
+#
 # signals, and several processes
 
 class Interrupt:
