@@ -3228,6 +3228,14 @@ def test_a_signal_before_the_first_step_and_a_second_ctrl_c_end_it():
     os.kill(process.pid, signal.SIGINT)
     assert status_of(process) == 130
 
+@not_windows
+def test_a_signal_in_the_last_evaluation_is_not_lost():
+    write_corpus()
+    write_faults('if len(_seen) == 3: os.kill(os.getpid(), signal.SIGTERM)')
+    process = start_alone(f'train.py {SMALL_RUN} faults.py --max_iters=2 --out_dir=a')
+    assert status_of(process) == 128 + signal.SIGTERM
+    assert Run('a').kept == [2]
+
 NOBODY_READS = {
     'pipe': 'r, w = os.pipe(); os.close(r); os.dup2(w, sys.stdout.fileno())',
     'full disk': "os.dup2(os.open('/dev/full', os.O_WRONLY), sys.stdout.fileno())",

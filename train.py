@@ -958,6 +958,8 @@ def main():
             line_step = None
 
     # the end: all is saved before the whole split is evaluated
+    if not stop:
+        [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
     if stop:
         check_finite(step, opt)
         if writing:
