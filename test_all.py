@@ -2553,7 +2553,7 @@ def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     write_run('older', age=30)
     shutil.copytree('out/new/step_1', 'out/new/step_2')
     Path('out/new/step_2/config.json').write_text('{}')
-    done = launch(HERE / 'sample.py', '--temperature=0', '--max_new_tokens=9', '--start=ab')
+    done = launch(HERE / 'sample.py', '--temperature=0', '--max_new_tokens=9', '--start=ab', '--device=cpu')
     assert 'step_2/config.json is damaged' in done.stderr
     assert 'out/new/step_1 |' in done.stderr
     assert '\n36 tokens in' in done.stderr
@@ -3149,7 +3149,7 @@ def write_faults(fault):
 
 def test_training_on_a_text_and_sampling_need_nothing_but_their_commands(capsys):
     write_corpus('my_text.txt')
-    small = '--vocab_size=300 --n_embd=32 --n_head=2 --block_size=32 --max_iters=40 --eval_interval=20'
+    small = '--vocab_size=300 --n_embd=32 --n_head=2 --block_size=32 --max_iters=40 --eval_interval=20 --device=cpu'
     done = launch(HERE / 'train.py', '--dataset=my_text.txt', *small.split())
     run = Run('out/my_text')
     assert run.kept == [20, 40]
