@@ -123,8 +123,9 @@ def own_files(dataset):
     found = sorted(Path(dataset).rglob('*'))
     return [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
 
-def text_sha256(files):
-    return hashlib.sha256(''.join(map(file_sha256, files)).encode()).hexdigest()
+def joint_sha256(shas):
+    """One sha256 that stands for several, in order."""
+    return hashlib.sha256(''.join(shas).encode()).hexdigest()
 
 def fetch(files, known):
     """Downloads missing files. known: their repo (and repo_type), or the url and sha256 of one. Raises UserError."""
@@ -323,14 +324,14 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
             if not folder.exists():         # another process may have made it meanwhile
                 fetch(files + val_files, DATASETS.get(dataset, {}))
                 if own:
-                    settings.update(source_time=written, source_sha256=text_sha256(files))
+                    settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, files)))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
     meta = read_meta(folder)
     if not files:           # the text is gone
         del settings['source_bytes']
     elif meta.get('source_time', written) != written:       # another text, perhaps of the same size
-        settings['source_sha256'] = text_sha256(files)
+        settings['source_sha256'] = joint_sha256(map(file_sha256, files))
     for key, value in settings.items():
         if meta.get(key) != value:
             raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '
@@ -474,7 +475,7 @@ def check_shard(path, dtype, vocab_size):
 def data_hash(meta):
     """Eight hex digits that identify the tokens of both splits."""
     shas = [shard['sha256'] for shard in meta['train']['shards'] + meta['val']['shards']]
-    return hashlib.sha256(''.join(shas).encode()).hexdigest()[:8]
+    return joint_sha256(shas)[:8]
 
 def bits_per_byte(loss, meta):
     """

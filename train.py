@@ -194,7 +194,10 @@ class Optimizer(torch.optim.Optimizer):
                  adamw_scale=1.0):
         params = dict(model.named_parameters())
         self.groups = make_groups(params, rule, weight_decay, adamw_scale)
-        self.shapes, stop, self.betas, self.eps, self.muon_every = {}, 0, betas, eps, muon_every
+        self.betas, self.eps = betas, eps
+        self.muon_every = muon_every
+        self.shapes = {}
+        stop = 0
         for group in self.groups:
             start = stop
             for name in group.names:
@@ -527,7 +530,7 @@ def points(entries, name):
     return [(entry['step'], entry[name]) for entry in entries if name in entry]
 
 # a run goes on where its folder is now, and a copy of the file under another name begins a run elsewhere
-HERE = '''from pathlib import Path
+CONFIG_HEAD = '''from pathlib import Path
 
 if Path(__file__).name == 'config.py':
     out_dir = Path(__file__).parent.as_posix()
@@ -546,7 +549,7 @@ def start_files(run, resumed, state, knobs):
     if resumed and not folder.exists():         # it was renamed
         resumed.rename(folder)
     for later in checkpoints(run):
-        if int(later.name[5:]) > step:          # not whole, or it would have been taken
+        if int(later.name[5:]) > step:          # not whole, or a copy under another number
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
@@ -556,7 +559,7 @@ def start_files(run, resumed, state, knobs):
         say(f'since step {step}: {name} {before[name]!r} -> {knobs[name]!r}')
     if changed:
         write(run / f'config_until_{step:08d}.py', as_file(before))
-    write(run / 'config.py', HERE + as_file(knobs))
+    write(run / 'config.py', CONFIG_HEAD + as_file(knobs))
     say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
 def write(path, text):
@@ -605,7 +608,7 @@ class Run:
     state: dict             # see NEW_STATE
     meta: dict              # of the data
     val_data: Shards
-    tok: object             # the tokenizer, or None, and its file
+    tok: object             # the tokenizer; None if there is no tokenizer.json
     tok_path: Path
     T: int                  # tokens of a sequence
     most: float             # sequences that fit into an evaluation
@@ -635,9 +638,9 @@ def evaluate_and_save(run, step, last):
         show_texts(run, 1, sample_tokens)
 
 def show_texts(run, n, length):
-    """Says n texts of `length` tokens, if any are wanted and there is a tokenizer."""
+    """Says n texts of `length` tokens, unless that is 0 or there is no tokenizer."""
     opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    if sample_tokens and run.tok:
+    if length and run.tok:
         for text in peek(run.model, run.tok, opening, n, length, seed):
             say('-' * 40 + '\n' + text)
 
@@ -704,7 +707,7 @@ NEW_STATE = dict(
     seconds=0.0, first_step=0.0,        # since the start, evaluations and saves too; until the first step was over
     evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
     dtype='auto', compile='auto',       # what 'auto' has meant
-    knobs={}, wandb_id='',
+    knobs={}, wandb_id='',              # as they were when it was saved; of the run there
 )
 
 def read_state(run, place):
