@@ -45,7 +45,7 @@ import prepare
 import sample
 import tokenizer as bpe
 import train
-from configurator import Knobs, UserError, configure, launch, read_arguments, read_json
+from configurator import Knobs, UserError, configure, launch, read_json
 from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
                    set_up)
 
@@ -70,8 +70,7 @@ seeds = 3               # compare: runs of each arm, with --seed and the seeds a
 question = ''           # compare: the title of the picture
 picture = 'rows'        # compare: rows (one per arm), curves (losses by step), or a knob to draw the loss against
 # -----------------------------------------------------------------------------
-config = configure(globals(), train, GPTConfig)
-train.config.update({name: config[name] for name in train.config})
+config = configure(globals(), train, prepare, GPTConfig)        # the knobs of train.py are in train.config, too
 
 HERE = Path(__file__).parent
 
@@ -91,7 +90,7 @@ def machine(flops=math.inf, generates=False):
 # tokenizers that do not ask the knob vocab_size; of char it depends on the text, and is about that
 VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
-def model_config(knobs=config):
+def model_config(knobs=train.config):
     """The GPTConfig that knobs describe, as far as it is known without the data."""
     vocab_size = VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size'])
     return train.model_config(knobs, vocab_size=vocab_size)
@@ -149,20 +148,6 @@ def save_picture(name, title, lines, fmt, **settings):
 # -----------------------------------------------------------------------------
 # speed: a training step, what makes it fast, generation
 
-def training_step(model, optimizer, batches, lr):
-    """A step as train.py takes it (without a scaler for float16), on micro-batches. -> the loss"""
-    optimizer.zero_grad(set_to_none=False)
-    total = 0.0
-    for x, y in batches:
-        loss = model(x, y) / (len(batches) * train.WORLD_SIZE)
-        loss.backward()
-        total += loss.detach()
-    if train.WORLD_SIZE > 1:
-        dist.all_reduce(optimizer.g)
-    optimizer.clip(train.grad_clip)
-    optimizer.step(lr)
-    return total
-
 def make_step(c, device, dtype, compiled):
     """-> a function that takes a training step with a new model, and its optimizer"""
     model = build(c, device, dtype)
@@ -173,14 +158,16 @@ def make_step(c, device, dtype, compiled):
     micro = train.divide_batch(c.block_size, device)
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
     batches = [random_batch(c, micro, device)] * grad_accum
-    return partial(training_step, model, optimizer, batches, train.learning_rate), optimizer
+    scaler = train.make_scaler(device, dtype)
+    step = partial(train.training_step, model, optimizer, scaler, batches, grad_accum, train.learning_rate)
+    return step, optimizer
 
 def bench_train():
     """Milliseconds, tokens/s, share of the peak and memory of a step, and how long two known runs would take."""
     c = model_config()
     model = build(c, 'meta')
     flops = model.flops_per_token()
-    device, dtype, compiled = machine(tokens_of(config) * flops)
+    device, dtype, compiled = machine(tokens_of(train.config) * flops)
     train.connect(device, **train.config)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
@@ -224,8 +211,8 @@ def matmul_flops(device, dtype):
 
 def print_run(name, device, dtype):
     """How long a run of config/ would take here, judged by forward and backward passes over a part of a batch."""
-    knobs = Knobs(config.defaults)
-    read_arguments([f'{HERE}/config/{name}.py'], knobs)
+    knobs = Knobs(train.config.defaults)
+    knobs.read([f'{HERE}/config/{name}.py'])
     c = model_config(knobs)
     model = build(c, device, dtype)
     total = tokens_of(knobs)
@@ -288,6 +275,8 @@ def bench_check():
         raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
     print('check   | pass')
 
+UNSCALED = train.make_scaler('cpu', 'float32')
+
 def check_step(c, device, dtype, compiled):
     """-> loss, clipped gradient and step of the weights of a new model"""
     model = build(c, 'cpu', dtype)
@@ -297,7 +286,8 @@ def check_step(c, device, dtype, compiled):
     # subtle: AdamW's first step is the sign of the gradient, which is arbitrary where that is tiny, but for a large eps
     optimizer = train.Optimizer(model.to(device), eps=1e-3, weight_decay=0.0)
     before = optimizer.p.clone()
-    loss = training_step(torch.compile(model, disable=not compiled), optimizer, [batch], 0.1)
+    fast = torch.compile(model, disable=not compiled)
+    loss, _ = train.training_step(fast, optimizer, UNSCALED, [batch], 1, 0.1)
     return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
 
 # -----------------------------------------------------------------------------
@@ -402,7 +392,7 @@ def bench_resources():
     each = memory(c, 1, dtype).total() - fixed
     fits = max(int(1e9 * memory_gb - fixed) // each, 0)
     print(f'largest batch | {memory_gb:g} GB hold {fits:,} sequences')
-    D = tokens or tokens_of(config)
+    D = tokens or tokens_of(train.config)
     spent = 3 * flops.total() / c.block_size * D            # a backward pass costs two forward passes
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
     print(f'time          | {days:,.4g} days for {D:,.4g} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
@@ -501,21 +491,21 @@ def bench_find_lr():
     times the knob, until the loss rises too.
     """
     device, dtype, _ = machine()
-    if dtype == 'float16':          # which would need a scaler
-        dtype = 'float32'
     _, meta, data, _ = train.open_data(train.tokenizer)
     model = build(train.model_config(vocab_size=meta['vocab_size']), device, dtype)
     optimizer = train.make_optimizer(model)
     T = model.config.block_size
     micro = train.divide_batch(T, device)
+    grad_accum = train.batch_size // micro
+    scaler = train.make_scaler(device, dtype)
     losses = {}                     # {rate: loss}
     for step in range(FIND_STEPS):
         lr = train.learning_rate * 10 ** (-3 + 5 * step / FIND_STEPS)
         batches = train.micro_batches(data, step * train.batch_size, step, T, micro, device)
-        loss = float(training_step(model, optimizer, list(batches), lr))
+        loss, _ = train.training_step(model, optimizer, scaler, batches, grad_accum, lr)
         if losses and not loss < min(losses.values()) + 1:      # nan ends it too
             break
-        losses[lr] = loss
+        losses[lr] = float(loss)
     best = min(losses, key=losses.get) / 3
     print(f'suggest | --learning_rate={best:.1e}, a third of the rate at which the loss was lowest')
     save_picture('find_lr.png', 'How high may the learning rate be?', {'': losses.items()}, '-', xscale='log',
@@ -524,8 +514,7 @@ def bench_find_lr():
 def bench_diagnose():
     """One more step of training from a checkpoint, and what it shows of the network, layer by layer."""
     folder = sample.find_checkpoint(runs)
-    read_arguments([f'{folder.parent}/config.py'], train.config)
-    vars(train).update(train.config)
+    train.config.read([f'{folder.parent}/config.py'])
     model = load_model(folder, attention='naive')
     optimizer = train.make_optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
@@ -548,7 +537,7 @@ def diagnose(model, optimizer, batch, lr):
     # subtle: nothing calls F.softmax but attention that is written out, once in each layer, from the first to the last
     F.softmax = partial(note_softmax, entropies, softmax)
     hook = torch.nn.modules.module.register_module_forward_hook(partial(note_module, seen))
-    training_step(model, optimizer, [batch], lr)
+    train.training_step(model, optimizer, UNSCALED, [batch], 1, lr)
     hook.remove()
     F.softmax = softmax
 
@@ -586,7 +575,7 @@ class Arm:
         self.name, self.arguments = name, arguments
         self.logs = []          # of each run, its entries
         self.knobs = Knobs(train.config)
-        read_arguments(arguments, self.knobs)
+        self.knobs.read(arguments)
 
     def run(self, seed):
         """Trains in a process of its own, or goes on with what is in the folder, unless that has ended."""

@@ -123,19 +123,31 @@ def sync(path):
 # knobs
 
 class Knobs(dict):
-    """Knobs by name. defaults: their values before any was set; source: {each that was set: by which argument}."""
-    def __init__(self, defaults):
+    """
+    Knobs by name. defaults: their values before any was set; source: {each that was set: by which argument}.
+    homes: other dicts that hold some of them, such as the globals of a script: read() keeps their values the same.
+    """
+    def __init__(self, defaults, homes=()):
         super().__init__(defaults)
         self.defaults = dict(defaults)
         self.source = {}
+        self.homes = homes
+
+    def read(self, arguments):
+        """Sets knobs from arguments, left to right. Raises UserError."""
+        read_arguments(arguments, self)
+        for home in self.homes:
+            for name in home.keys() & self.keys():
+                home[name] = self[name]
 
 def configure(script, *others, quiet=False):
     """
     Overrides the knobs of a script from the command line, if it was launched, and returns all of them as Knobs.
 
-    script: the globals() of the script. others: modules or classes whose knobs it takes too: bench.py takes those of
-    train.py, and train.py the fields of GPTConfig; only modules get the new values. quiet: do not report what was set.
-    A launched script ends with one line and status 2 if an argument cannot be read.
+    script: the globals() of the script. others: modules and classes whose knobs it takes too, as train.py takes those
+    of prepare.py and the fields of GPTConfig. The new values are put into the globals of the script and of those
+    modules, and into their config; classes stay as they are. quiet: do not report what was set. A launched script ends
+    with one line and status 2 if an argument cannot be read.
     """
     spaces = [script, *map(vars, others)]
     defaults = {}
@@ -143,7 +155,9 @@ def configure(script, *others, quiet=False):
         for name, value in space.items():
             if is_knob(name, value):
                 defaults[name] = value
-    knobs = Knobs(defaults)
+    homes = [space for space in spaces if isinstance(space, dict)]      # not that of a class
+    homes += [home['config'] for home in homes if 'config' in home]
+    knobs = Knobs(defaults, homes)
 
     if script['__name__'] == '__main__':
         for stream in (sys.stdout, sys.stderr):
@@ -152,13 +166,8 @@ def configure(script, *others, quiet=False):
         if '--help' in sys.argv or '-h' in sys.argv:
             launch(lambda: print_help(others, knobs))
             sys.exit(0)
-        launch(lambda: read_arguments(sys.argv[1:], knobs))
+        launch(lambda: knobs.read(sys.argv[1:]))
 
-    for space in spaces:
-        if isinstance(space, dict):     # of a script or a module; a class keeps its own
-            for name, value in space.items():
-                if is_knob(name, value):
-                    space[name] = knobs[name]
     if os.environ.get('RANK', '0') == '0' and not quiet:
         for name, argument in knobs.source.items():
             print(f'{name} = {knobs[name]!r}  ({argument})')
@@ -255,15 +264,21 @@ def print_help(others, knobs):
     """The docstring of the script, then its knobs with the comments beside them."""
     script = sys.modules['__main__']
     print(inspect.getdoc(script), end='\n\n')
-    for text in map(inspect.getsource, [script, *others]):
-        shown = False
+    shown = set()
+    for space in [script, *others]:
+        if space is not script:
+            print(f'\n# of {space.__name__}')
+        text = inspect.getsource(space)
+        printing = False
         # knobs stand above configure(globals()), as `name = value  # comment`, or `name: type = value` in a dataclass
         for line in text.split('configure(')[0].splitlines():
             knob = re.match(r'\s*([a-z]\w*)(?:: \w+)? = .*?(?:  # (.*))?$', line)
-            if knob and knob[1] in knobs:
+            if knob:
+                printing = knob[1] in knobs.keys() - shown
+            if knob and printing:
                 print(f'  --{knob[1]}={knobs[knob[1]]!r}'.ljust(34), knob[2] or '')
-                shown = True
-            elif shown and re.match(r'\s{8,}# ', line):     # the comment goes on
+                shown.add(knob[1])
+            elif printing and re.match(r'\s{8,}# ', line):      # the comment goes on
                 print(' ' * 35 + line.strip()[2:])
-            elif shown and re.match(r'# (?!-)', line):      # a heading
+            elif printing and re.match(r'# (?!-)', line):       # a heading
                 print('\n' + line)

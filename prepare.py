@@ -48,7 +48,7 @@ separator = END_OF_TEXT     # between the documents of a text file; \n: each lin
 text_field = 'text'         # the field of a .jsonl line, or column of a .parquet file, that holds the text
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # processes; 0: one per core
-compare = ''                # the tokenizer.json of another data folder, to compare with
+compare = ''                # the tokenizer.json of another data folder, for prepare.py to compare with
 # -----------------------------------------------------------------------------
 config = configure(globals())
 

@@ -5,6 +5,7 @@ No network, no GPU, no data set. The sections are those of the files: configurat
 sample, bench, and then everything from end to end. A test compares with something that can be trusted (torch, tiktoken,
 transformers, the plain form, a file on disk) or checks a property that has to hold.
 """
+import copy
 import gzip
 import hashlib
 import http.server
@@ -234,7 +235,7 @@ def test_help_prints_every_knob_with_its_comment(name, line):
     out = launch(HERE / f'{name}.py', '--help').stdout
     assert re.search(line, out)
     for knob in sys.modules[name].config:
-        assert f'\n  --{knob}=' in out
+        assert out.count(f'\n  --{knob}=') == 1
 
 def test_no_file_runs_text_or_unpickles_but_config_files():
     import ast
@@ -1965,6 +1966,8 @@ def command(line):
         patch.setattr('sys.argv', [script, *arguments])
         patch.setattr('sys.stdout', sys.stdout)     # which train.py wraps
         patch.setattr('sys.stderr', sys.stderr)
+        for name in ('config', *prepare.config):
+            patch.setattr(prepare, name, copy.copy(getattr(prepare, name)))     # train.py sets them
         patch.setitem(sys.modules, 'matplotlib.figure', None)       # a picture takes longer than these runs
         try:
             runpy.run_path(str(HERE / script), run_name='__main__')
@@ -2164,6 +2167,19 @@ def test_a_resumed_run_says_which_knobs_are_others_and_keeps_the_old_ones(capsys
 
 def knobs_in(path):
     return configurator.run_file(path, configurator.Knobs(train.config))
+
+def test_a_config_file_of_a_run_makes_a_model_of_another_size():
+    train_here('a', '--max_iters=1')
+    assert command('train.py a/config.py --n_embd=96 --out_dir=b --init_from=scratch') == 0
+    assert json.loads((Run('b').last / 'config.json').read_text())['intermediate_size'] == 256
+
+def test_training_takes_the_knobs_of_the_data():
+    docs = [json.dumps(dict(body=f'{i} and more')) for i in range(100)]
+    Path('docs.jsonl').write_text('\n'.join(docs))
+    assert command(f'train.py {SMALL_RUN} --dataset=docs.jsonl --text_field=body --val_fraction=0.5 --max_iters=1') == 0
+    val = json.loads(Path('data/docs-byte/meta.json').read_text())['val']
+    assert 30 < val['documents'] < 70
+    assert knobs_in('out/docs/config.py')['text_field'] == 'body'
 
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     train_here('a', '--max_iters=4')
@@ -2650,7 +2666,7 @@ def test_micro_batches_take_the_step_of_the_whole_batch(monkeypatch):
         torch.manual_seed(1)
         model = GPT(GPTConfig(vocab_size=20, n_embd=32))
         optimizer = train.Optimizer(model, 'sgd')
-        bench.training_step(model, optimizer, batches, 0.5)
+        train.training_step(model, optimizer, bench.UNSCALED, batches, len(batches), 0.5)
         weights.append(optimizer.p)
     close(*weights)
 
@@ -2668,7 +2684,7 @@ def test_two_processes_say_what_they_lose_to_each_other():
     Path('two.py').write_text(f'import sys; sys.path.insert(0, {str(HERE)!r}); import bench, train\n'
                               'bench.print_run = lambda *args: None\n'
                               'bench.steps = bench.warmup_steps = 1; bench.train.compile = False\n'
-                              'bench.config.update(n_layer=1, n_embd=32); bench.main()')
+                              'train.config.update(n_layer=1, n_embd=32); bench.main()')
     out = launch('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', 'two.py').stdout
     assert out.count('step  ') == 1
     assert '2 processes; adding their gradients takes' in out
@@ -2862,13 +2878,13 @@ def test_a_range_test_suggests_a_third_of_the_rate_of_the_lowest_loss(monkeypatc
     made = iter(losses)
     seen, rates = [], []
 
-    def step(model, optimizer, batches, lr):
+    def step(model, optimizer, scaler, batches, grad_accum, lr):
         seen.append(torch.cat([x for x, _ in batches]))
         rates.append(lr)
-        return next(made)
+        return next(made), None
 
     monkeypatch.setattr('bench.FIND_STEPS', 30)
-    monkeypatch.setattr('bench.training_step', step)
+    monkeypatch.setattr('train.training_step', step)
     out = run_bench('find_lr', learning_rate=1e-1, micro_batch_size=2)
     assert rates == pytest.approx([1e-4 * 1e5 ** (i / 30) for i in range(26)])
     assert len(seen[0]) == 4

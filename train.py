@@ -36,6 +36,7 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 
+import prepare
 from configurator import Diverged, Output, UserError, as_file, configure, file_sha256, launch, read_json
 from model import (GPT, MANIFEST, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, device_name,
                    find_folder, load_model, newest_whole, peak_flops, remove_checkpoint, save_checkpoint, set_up)
@@ -87,11 +88,11 @@ timeout = 600           # seconds after which a process that the others wait for
 wandb_log = False
 wandb_project = 'gpt'
 wandb_run_name = ''     # '': the name of the folder
-# the model: all fields of GPTConfig in model.py are knobs too, as config['n_layer']
+# those of prepare.py and the fields of GPTConfig in model.py are knobs, too: config has all of them
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':
     sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)     # a run outlives its terminal
-config = configure(globals(), GPTConfig)
+config = configure(globals(), prepare, GPTConfig)
 
 RANK = int(os.environ.get('RANK', 0))               # which process this is, as torchrun says
 LOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))   # which one on its machine
@@ -215,8 +216,8 @@ class Optimizer(torch.optim.Optimizer):
             p.copy_(params[name].detach())
             params[name].data, params[name].grad = p, grads[name]
 
+        self.model = model
         self.rules, self.muon = dict(RULES), muon
-        self.dtype = model.compute_dtype
         self.t = 0              # steps
         # tensors: a new number would be compiled again
         self.lr, self.bias1, self.bias2 = torch.zeros(3, device=device)
@@ -287,7 +288,7 @@ class Optimizer(torch.optim.Optimizer):
             stop = start + n * shape.numel()
             p, g, m = (x[start:stop].view(n, *shape)[turn::self.muon_every] for x in (self.p, self.g, self.m))
             if len(p):
-                self.muon(p, g, m, lr, group.decay, self.dtype)
+                self.muon(p, g, m, lr, group.decay, self.model.compute_dtype)
             start = stop
 
 def make_optimizer(model):
@@ -295,7 +296,8 @@ def make_optimizer(model):
     return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay, muon_every, adamw_scale)
 
 # -----------------------------------------------------------------------------
-# schedule, batches, evaluation
+# schedule, batches, the step, evaluation. From here on `device` and `dtype` are the knobs, which may be 'auto', and what
+# they mean on this machine is place, such as 'cuda:1', and type_
 
 def get_lr(it, max_lr, min_lr, warmup, cycle, decay):
     """
@@ -401,6 +403,29 @@ def micro_batches(data, first, step, T, micro, place):
             torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i * micro:(i + 1) * micro], T, place)
 
+def training_step(model, opt, scaler, batches, grad_accum, lr):
+    """
+    Forward and backward passes over grad_accum batches (idx, targets), and the optimizer's step. -> this process's
+    part of the mean loss, and the norm of the gradient before it was clipped: both stay on the device
+    """
+    opt.zero_grad(set_to_none=False)        # None would part the gradients from the vector g
+    total = 0.0
+    for x, y in batches:
+        loss = model(x, y) / (grad_accum * WORLD_SIZE)
+        scaler.scale(loss).backward()
+        total += loss.detach()
+    if WORLD_SIZE > 1:
+        dist.all_reduce(opt.g)
+    scaler.unscale_(opt)
+    grad_norm = opt.clip(grad_clip)
+    scaler.step(opt, lr)
+    scaler.update()
+    return total, grad_norm
+
+def make_scaler(place, type_):
+    """Scales the loss for float16, whose smallest numbers are larger than many gradients; does nothing for others."""
+    return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
+
 @torch.no_grad()
 def evaluate(model, data, T, max_tokens, most=math.inf):
     """
@@ -457,7 +482,7 @@ class Interrupt:
             signal.signal(number, handler)
 
 # a node may have its own of these. what they lead to, data and checkpoints, has to be the same
-OWN_KNOBS = ('dataset', 'tokenizer', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
+OWN_KNOBS = ('dataset', 'tokenizer', 'workers', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
 
 def connect(place, **shared):
     """Meets the other processes, if there are any. Raises UserError unless `shared` is the same in all of them."""
@@ -560,6 +585,7 @@ def start_files(run, resumed, state, knobs):
     if changed:
         write(run / f'config_until_{step:08d}.py', as_file(before))
     write(run / 'config.py', CONFIG_HEAD + as_file(knobs))
+    state['knobs'] = knobs
     say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
 def write(path, text):
@@ -686,7 +712,7 @@ def save(run, step, last=True):
     """
     folder = run.folder / f'step_{step:08d}'
     if not folder.exists():
-        state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict(), optimizer=optimizer)
+        state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
         try:
             save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors(),
                             model_card(run, step))
@@ -700,14 +726,14 @@ def save(run, step, last=True):
         if int(old.name[5:]) != best_step:
             remove_checkpoint(old)
 
-# what a resumed run needs, kept in training.json. check_same_data() adds the hash of the data; save() adds the name of
-# the optimizer, its t, and the scaler's state
+# what a resumed run needs, kept in training.json. check_same_data() adds the hash of the data; save() adds the t of the
+# optimizer and the scaler's state
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # since the start, evaluations and saves too; until the first step was over
     evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
     dtype='auto', compile='auto',       # what 'auto' has meant
-    knobs={}, wandb_id='',              # as they were when it was saved; of the run there
+    knobs={}, wandb_id='',              # start_files() sets them; of the run there
 )
 
 def read_state(run, place):
@@ -728,9 +754,10 @@ def read_state(run, place):
 
 def restore(folder, opt, state):
     """Fills the optimizer from a checkpoint. Raises UserError if it was another one."""
-    if state['optimizer'] != optimizer:
-        raise UserError(f'{folder} was trained with --optimizer={state["optimizer"]}: give that one, or start a new '
-                        f'run with --init_from={folder}')
+    before = state['knobs'].get('optimizer', optimizer)
+    if before != optimizer:
+        raise UserError(f'{folder} was trained with --optimizer={before}: give that one, or start a new run with '
+                        f'--init_from={folder}')
     views = opt.tensors()
     for name, tensor in load_file(folder / 'training.safetensors').items():
         views[name].copy_(tensor)
@@ -797,8 +824,12 @@ def make_model(folder, vocab):
 
 def knobs_of_run(model, T, data_folder, source, state):
     """The knobs that start a run again, in another folder, for its config.py."""
-    knobs = {**config, **asdict(model.config), 'block_size': T, 'vocab_size': vocab_size}
+    knobs = dict(config, block_size=T)
     del knobs['out_dir']
+    wanted = asdict(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
+    for name, value in asdict(model.config).items():
+        if value != wanted[name]:       # else it stays as it was asked for: d_ff = 0 goes on following n_embd
+            knobs[name] = value
     if source:
         knobs['dataset'] = data_folder.as_posix()       # its tokens come from the source's tokenizer
     else:
@@ -849,7 +880,7 @@ def main():
     check_knobs()
     place = choose_device(device, LOCAL_RANK)
     set_up(place)
-    out = choose_out_dir()
+    out = choose_out_dir()          # by what is on the disk, so before anything is written
     source = None if init_from in ('scratch', 'resume', 'auto') else find_folder(init_from)
     resumed, state = read_state(out, place)
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
@@ -881,7 +912,7 @@ def main():
 
     # the optimizer, and what goes through the model at once
     opt = make_optimizer(model)
-    scaler = torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
+    scaler = make_scaler(place, type_)
     if resumed:
         restore(resumed, opt, state)
         if state['scaler']:         # {} where there was none
@@ -903,7 +934,6 @@ def main():
     if writing:
         start_files(out, resumed, state, knobs)
         run.log = Log(out, state)
-    state['knobs'] = knobs
 
     # training
     peak = peak_flops(place) * WORLD_SIZE
@@ -926,23 +956,15 @@ def main():
         if stop or last:
             break
 
-        # forward, backward, update
+        # a step
         if line_step is None:
             line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
         step += 1
-        opt.zero_grad(set_to_none=False)        # None would part the gradients from the vector g
-        for x, y in micro_batches(train_data, state['sequences'], step, T, micro, place):
-            loss = fast(x, y) / (grad_accum * WORLD_SIZE)
-            scaler.scale(loss).backward()
-            loss_sum += loss.detach()
-        if WORLD_SIZE > 1:
-            dist.all_reduce(opt.g)
-        scaler.unscale_(opt)
-        grad_norm = opt.clip(grad_clip)
         it = schedule_step(step, state['seconds'], state['first_step'])
         lr = get_lr(it, learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters, lr_decay)
-        scaler.step(opt, lr)
-        scaler.update()
+        batches = micro_batches(train_data, state['sequences'], step, T, micro, place)
+        loss, grad_norm = training_step(fast, opt, scaler, batches, grad_accum, lr)
+        loss_sum += loss
         state['sequences'] += batch_size
         if step == state['step'] + 1:           # before that there is nothing to save
             interrupt.listen()
