@@ -296,8 +296,8 @@ def make_optimizer(model):
     return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay, muon_every, adamw_scale)
 
 # -----------------------------------------------------------------------------
-# schedule, batches, the step, evaluation. From here on `device` and `dtype` are the knobs, which may be 'auto', and what
-# they mean on this machine is place, such as 'cuda:1', and type_
+# schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; what they mean on
+# this machine is place, such as 'cuda:1', and type_
 
 def get_lr(it, max_lr, min_lr, warmup, cycle, decay):
     """
