@@ -1,5 +1,5 @@
 """
-How fast this machine is and how close to its limit, what a model costs, and experiments with many runs.
+Measures how fast this machine is and how close to its limit, says what a model costs, and runs experiments.
 
     python bench.py                                # a training step of the default model
     python bench.py config/train_gpt2.py --batch_size=32 --micro_batch_size=32
@@ -9,16 +9,16 @@ How fast this machine is and how close to its limit, what a model costs, and exp
     python bench.py --what=check                   # does this device compute what it should?
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
     python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold
-    python bench.py --what=toy                     # the optimizers on a toy, at rates from too low to too high
+    python bench.py --what=toy                     # the optimizers on a toy problem, at rates from too low to too high
     python bench.py --what=tokenizer --dataset=my_text.txt       # ours beside tokenizers, rustbpe, tiktoken, riptoken
     python bench.py --what=find_lr config/train_tinystories.py   # a short run that suggests a learning rate
     python bench.py --what=diagnose --runs=out/python            # a look into a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
     python bench.py config/lab.py config/lab_ablations.py        # what does each part buy? see config/lab_*.py
 
-It takes the knobs of train.py too. Speed is measured on random tokens. MFU is the FLOP/s achieved over the peak of the
-card in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention, without a
-discount for the causal mask. Where the peak is not known, the rate of a large matmul here stands for it.
+It takes the knobs of train.py, too. Speed is measured on random tokens. MFU is the FLOP/s achieved, divided by the
+card's peak in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention, without
+a discount for the causal mask. If the peak is not known, the measured rate of a large matmul stands in for it.
 """
 import math
 import os
@@ -50,22 +50,22 @@ from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, 
                    set_up)
 
 # -----------------------------------------------------------------------------
-what = 'train'          # a training step, or: sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
-                        # diagnose, curves, compare (arms with seeds, as in config/lab_*.py), scaling (and a law)
+what = 'train'          # train (a training step), sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
+                        # diagnose, curves, compare (arms by seeds, as in config/lab_*.py), scaling (compare, fit a law)
 steps = 20              # measured optimizer steps
-warmup_steps = 5        # steps before them
+warmup_steps = 5        # unmeasured steps before them
 profile = False         # train: also say where the time of a step goes
-samples = 1             # sample: texts that are generated at once
-new_tokens = 100        # sample: tokens of each text
-rounds = 3              # sample, tokenizer: measurements, of which the median counts
+samples = 1             # sample: texts generated at once
+new_tokens = 100        # sample: tokens in each text
+rounds = 3              # sample, tokenizer: measurements; their median counts
 memory_gb = 80.0        # resources: memory of a card, in GB of 10^9 bytes
 num_gpus = 1            # resources: how many cards
-peak_tflops = 989.5     # resources: of a card, dense (an H100 in bfloat16; the 1,979 of its data sheet are sparse)
+peak_tflops = 989.5     # resources: of a card, dense (an H100 in bfloat16; the 1,979 in its data sheet are sparse)
 mfu = 0.4               # resources: the share of the peak that training reaches
-tokens = 0.0            # resources: to train on, such as 15e12; 0: those of the run
-flop_budget = 0.0       # resources: to spend on a model of the best size; 0: the FLOPs of the run
+tokens = 0.0            # resources: tokens to train on, such as 15e12; 0: those of the run
+flop_budget = 0.0       # resources: FLOPs to spend on a model of the best size; 0: those of the run
 runs = ''               # curves: folders, separated by commas; diagnose: one folder, or '' for the newest run
-arms = ''               # compare: 'name: arguments of train.py' for each arm, on lines of their own or separated by ;
+arms = ''               # compare: 'name: arguments of train.py' for each arm, one a line or separated by ;
 seeds = 3               # compare: runs of each arm, with --seed and the seeds after it
 question = ''           # compare: the title of the picture
 picture = 'rows'        # compare: rows (one per arm), curves (losses by step), or a knob to draw the loss against
@@ -78,7 +78,7 @@ HERE = Path(__file__).parent
 # what the commands share. c is always a GPTConfig; device and dtype are names, such as 'cuda:0' and 'bfloat16'
 
 def machine(flops=math.inf, generates=False):
-    """Prints and returns what the knobs mean here: device, dtype, and whether a run of so many FLOPs is compiled."""
+    """Prints and returns what the knobs mean here: device, dtype, and whether a run of that many FLOPs is compiled."""
     train.check_knobs()
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
@@ -87,11 +87,11 @@ def machine(flops=math.inf, generates=False):
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
-# tokenizers that do not ask the knob vocab_size; of char it depends on the text, and is about that
+# tokenizers that ignore the knob vocab_size; that of char depends on the text, and is about 100
 VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
 def model_config(knobs=train.config):
-    """The GPTConfig that knobs describe, as far as it is known without the data."""
+    """The GPTConfig that knobs describe, as far as it can be known without the data."""
     vocab_size = VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size'])
     return train.model_config(knobs, vocab_size=vocab_size)
 
@@ -108,7 +108,7 @@ def random_batch(c, B, device):
     return x[:, :-1], x[:, 1:]
 
 def seconds_of(function, device='cpu'):
-    """How long a device needs for all that a function asks of it."""
+    """How long a device takes to do all that a function asks of it."""
     synchronize = torch.get_device_module(device).synchronize
     synchronize()
     began = time.perf_counter()
@@ -123,7 +123,7 @@ def measure(function, device):
     return median(seconds_of(function, device) for _ in range(steps))
 
 def print_table(*rows):
-    """A table in Markdown. Rows are lists of texts; the first is the head."""
+    """Prints a Markdown table. Rows are lists of strings; the first is the header."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     head, *others = rows
     ruler = ['-' * width for width in widths]
@@ -149,7 +149,7 @@ def save_picture(name, title, lines, fmt, **settings):
 # speed: a training step, what makes it fast, generation
 
 def make_step(c, device, dtype, compiled):
-    """-> a function that takes a training step with a new model, and its optimizer"""
+    """-> a function that takes a training step of a new model; the optimizer"""
     model = build(c, device, dtype)
     optimizer = train.make_optimizer(model)
     if compiled:
@@ -247,7 +247,7 @@ def bench_sample():
     model = build(model_config(), device)
     step = sample.prepare_model(model, device, dtype, compiled, samples)
     generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8)
-    list(generate())            # the first time it compiles
+    list(generate())            # the first run compiles
     rate = new_tokens / median(seconds_of(lambda: list(generate()), device) for _ in range(rounds))
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
@@ -283,7 +283,7 @@ def check_step(c, device, dtype, compiled):
     batch = random_batch(c, 4, device)
     for w in model.parameters():
         w.data += 0.02 * torch.randn_like(w)        # a new block adds nothing: its last matrices are zero
-    # subtle: AdamW's first step is the sign of the gradient, which is arbitrary where that is tiny, but for a large eps
+    # subtle: AdamW's first step is the sign of the gradient, arbitrary where that is tiny; a large eps avoids this
     optimizer = train.Optimizer(model.to(device), eps=1e-3, weight_decay=0.0)
     before = optimizer.p.clone()
     fast = torch.compile(model, disable=not compiled)
@@ -330,7 +330,7 @@ def toy_loss(rule, rate):
 PARTS = 'bias', 'norm', 'embed_tokens', 'embed_positions', 'self_attn', 'mlp', 'lm_head'
 
 def parameters(c):
-    """Parameters by part, without the padding of the vocabulary. A tied head is the embedding and has none itself."""
+    """Parameters by part, without the padding of the vocabulary. A tied head has none of its own."""
     found = Counter()
     for name, p in build(c, 'meta').named_parameters():
         part = next(part for part in PARTS if part in name)     # the first that fits: a bias in self_attn is a bias
@@ -342,8 +342,8 @@ def parameters(c):
 
 def forward_flops(c):
     """
-    FLOPs of the matmuls in a forward pass of a sequence, by part: 2mkn for (m, k) times (k, n), without a discount for
-    the mask. A backward pass takes twice as many, one matmul of the same size for each of the two inputs.
+    FLOPs of the matmuls in a forward pass over a sequence, by part: 2mkn for (m, k) times (k, n), without a discount
+    for the mask. A backward pass takes twice as many: one matmul of the same size for each of the two inputs.
     """
     size, T = parameters(c), c.block_size
     return Counter({'projections of attention': 2 * T * size['self_attn'],
@@ -354,8 +354,8 @@ def forward_flops(c):
 def memory(c, B, dtype):
     """
     Bytes at the peak of a step of B sequences with AdamW, by part; not compiled, without dropout. For the backward pass
-    a matmul keeps its input, and its weight if that was cast; a norm keeps its input and its output before the weight,
-    both in float32; attention keeps q, k, v, its output, and the scores where they are written out.
+    a matmul keeps its input, and its weight if that was cast; a norm keeps its input, and its output before the weight,
+    both in float32; attention keeps q, k, v, its output, and the scores if they are written out.
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
@@ -418,7 +418,7 @@ def print_parts(title, counts):
 PATTERN = bpe.PATTERNS['gpt2']
 
 def bench_tokenizer():
-    """Training, encoding and decoding of the same documents. The others encode with our vocabulary and pattern."""
+    """Times training, encoding and decoding of the same documents. All encode with our vocabulary and pattern."""
     try:
         import tiktoken
     except ImportError:
@@ -451,7 +451,7 @@ def bench_tokenizer():
             ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
 
 def contest(title, text, **contestants):
-    """Times the functions of those packages that are installed, in turns, and prints the medians."""
+    """Times the functions of the packages that are installed, taking turns, and prints the medians."""
     names = [name for name in contestants if name == 'ours' or util.find_spec(name)]
     laps = [[seconds_of(contestants[name]) for name in names] for _ in range(rounds)]
     typical = np.median(laps, 0)
@@ -487,8 +487,8 @@ FIND_STEPS = 200
 
 def bench_find_lr():
     """
-    A range test (arXiv:1506.01186): a short run whose learning rate rises, from a thousandth of the knob to a hundred
-    times the knob, until the loss rises too.
+    A range test (arXiv:1506.01186): a short run whose learning rate rises from a thousandth of the knob to a hundred
+    times the knob, or until the loss has risen by 1.
     """
     device, dtype, _ = machine()
     _, meta, data, _ = train.open_data(train.tokenizer)
@@ -503,7 +503,7 @@ def bench_find_lr():
         lr = train.learning_rate * 10 ** (-3 + 5 * step / FIND_STEPS)
         batches = train.micro_batches(data, step * train.batch_size, step, T, micro, device)
         loss, _ = train.training_step(model, optimizer, scaler, batches, grad_accum, lr)
-        if losses and not loss < min(losses.values()) + 1:      # nan ends it too
+        if losses and not loss < min(losses.values()) + 1:      # nan ends it, too
             break
         losses[lr] = float(loss)
     best = min(losses, key=losses.get) / 3
@@ -512,7 +512,7 @@ def bench_find_lr():
                  xlabel='learning rate', ylabel='training loss')
 
 def bench_diagnose():
-    """One more step of training from a checkpoint, and what it shows of the network, layer by layer."""
+    """Takes one more training step from a checkpoint, and prints what it shows about each layer."""
     folder = sample.find_checkpoint(runs)
     train.config.read([f'{folder.parent}/config.py'])
     model = load_model(folder, attention='naive')
@@ -527,14 +527,14 @@ def bench_diagnose():
 
 def diagnose(model, optimizer, batch, lr):
     """
-    What a step on a batch shows of each layer: the rms of its output and of its (clipped) gradients; how far the step
-    went, as a share of the weights; the share of the MLP's units that stay below a hundredth of their rms for every
-    token; the entropy of its attention, which must be written out ('naive').
+    What a step on a batch shows about each layer: the rms of its output and of its (clipped) gradients; how far the
+    step went, as a share of the weights; the share of dead units, which for every token stay below a hundredth of the
+    rms of all units of the MLP; the entropy of its attention, which must be written out ('naive').
     """
     layers = model.model.layers
     weights = [parameters_to_vector(layer.parameters()).detach() for layer in layers]
     seen, entropies, softmax = {}, [], F.softmax
-    # subtle: nothing calls F.softmax but attention that is written out, once in each layer, from the first to the last
+    # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
     F.softmax = partial(note_softmax, entropies, softmax)
     hook = torch.nn.modules.module.register_module_forward_hook(partial(note_module, seen))
     train.training_step(model, optimizer, UNSCALED, [batch], 1, lr)
@@ -560,7 +560,7 @@ def note_module(seen, module, inputs, output):
     seen[module] = inputs[0].detach(), output.detach()
 
 def note_softmax(entropies, softmax, scores, dim):
-    """Softmax that notes its mean entropy, as a share of the largest: 1 where every token is looked at alike."""
+    """Softmax that notes its mean entropy, as a share of the largest possible: 1 if attention is spread evenly."""
     probs = softmax(scores, dim)
     largest = torch.arange(1, scores.size(-1) + 1).log().mean()
     entropies.append(torch.special.entr(probs.detach()).sum(-1).mean() / largest)
@@ -573,12 +573,12 @@ class Arm:
     """Runs of train.py with the same arguments and several seeds. Raises UserError."""
     def __init__(self, name, arguments=()):
         self.name, self.arguments = name, arguments
-        self.logs = []          # of each run, its entries
+        self.logs = []          # the entries of each run
         self.knobs = Knobs(train.config)
         self.knobs.read(arguments)
 
     def run(self, seed):
-        """Trains in a process of its own, or goes on with what is in the folder, unless that has ended."""
+        """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
         folder = Path(train.out_dir or 'out', f'{short}-{seed}')
         if not any('full_val_loss' in entry for entry in train.read_log(folder)):
@@ -591,11 +591,11 @@ class Arm:
         self.logs.append(train.read_log(folder))
 
     def values(self, key):
-        """All that the logs say of one thing."""
+        """All values of a key in the logs."""
         return [entry[key] for log in self.logs for entry in log if entry.get(key) is not None]
 
     def loss(self):
-        """The mean of the losses at the end; inf if no run got there."""
+        """The mean of the final losses; inf if no run got there."""
         return mean(self.values('full_val_loss') or [math.inf])
 
     def spread(self):
@@ -607,7 +607,7 @@ class Arm:
         return min([self.loss(), *self.values('loss')[:1]])
 
 def read_arms():
-    """The arms that the knob describes. Raises UserError."""
+    """The arms that the knob `arms` describes. Raises UserError."""
     found = []
     for line in filter(str.strip, re.split('[\n;]', arms)):
         name, _, arguments = line.strip().partition(':')
@@ -617,7 +617,7 @@ def read_arms():
     return found
 
 def bench_compare():
-    """Every arm with every seed, in turns, so that a slow hour of the machine slows all arms. -> the arms"""
+    """Runs every arm with every seed, in turns, so that a slow hour of the machine slows all arms. -> the arms"""
     found = read_arms()
     if picture not in ('rows', 'curves', *train.config):
         raise UserError(f'picture = {picture!r}: give rows, curves, or a knob of train.py')
@@ -635,11 +635,11 @@ def bench_compare():
     return found
 
 def bench_scaling():
-    """The same, and the law that the losses follow."""
+    """Does what bench_compare does, and prints the law that the losses follow."""
     print_law(bench_compare())
 
 def bench_curves():
-    """Several runs in one table and one picture."""
+    """Shows several runs in one table and one picture."""
     found = [Arm(run) for run in runs.split(',')]
     for arm in found:
         arm.logs = [train.read_log(Path(arm.name))]
@@ -649,8 +649,8 @@ def bench_curves():
     save_curves('How did the loss fall?', found)
 
 def print_results(found):
-    """How the runs ended. Those that diverged, or have not ended yet, are not in the means."""
-    rows = [('', 'validation loss', 'to the first', 'bits per byte', 'steps', 'tokens/s', 'ended')]
+    """Prints how the runs ended. Runs that diverged, or have not ended yet, are not in the means."""
+    rows = [('', 'validation loss', 'vs the first', 'bits per byte', 'steps', 'tokens/s', 'ended')]
     for arm in found:
         bpb = mean(arm.values('full_val_bpb') or [math.nan])
         speed = median(arm.values('tokens_per_second') or [math.nan])
@@ -661,7 +661,7 @@ def print_results(found):
     print_table(*rows)
 
 def save_rows(title, found):
-    """A row for each arm, the best at the top: mean and spread."""
+    """Draws a row for each arm, the best at the top: mean and spread."""
     ordered = sorted(found, key=Arm.loss, reverse=True)
     points = [(arm.height(), row, 0, arm.spread()) for row, arm in enumerate(ordered)]
     labels = [f'{arm.name}  {arm.loss():.3f}' for arm in ordered]
@@ -669,7 +669,7 @@ def save_rows(title, found):
                  yticklabels=labels)
 
 def save_knob(title, found):
-    """The loss at the end against a knob. Arms with the same name up to its last comma are on one line."""
+    """Draws the final loss against a knob. Arms with the same name up to its last comma share a line."""
     lines = {}
     for arm in sorted(found, key=lambda arm: arm.knobs[picture]):
         label, _, _ = arm.name.rpartition(', ')
@@ -678,28 +678,28 @@ def save_knob(title, found):
     save_picture('curves.png', title, lines, 'o-', xscale='log', xlabel=picture, ylabel='validation loss')
 
 def save_curves(title, found):
-    """The training losses of the first seed of each arm."""
+    """Draws the training losses of the first seed of each arm."""
     lines = {arm.name: train.points(arm.logs[0], 'loss') for arm in found}
     top = 1.1 * found[0].values('loss')[0]
     save_picture('curves.png', title, lines, '-', xlabel='step', ylabel='training loss', ylim=(0, top))
 
 def print_law(found):
-    """Fits a law to the arms that ended with a loss. Raises UserError where they are too few."""
+    """Fits a law to the arms that ended with a loss. Raises UserError if they are too few."""
     points = []
     for arm in found:
         if arm.values('full_val_loss'):
             N = build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6
             points.append((N, tokens_of(arm.knobs), arm.loss()))
     if len(points) < 6:
-        raise UserError(f'{len(points)} arms ended with a loss, but a law of five numbers takes 6: give more --arms')
+        raise UserError(f'{len(points)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
     E, A, alpha, B, beta, error = fit_law(*np.array(points).T)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
           f'(N weights of matmuls, D tokens; {len(points)} arms)')
 
 def fit_law(N, D, loss):
     """
-    loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2). All pairs of exponents are tried; E, A and B are
-    those with the least squares of relative errors. -> E, A, alpha, B, beta, the error
+    loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2). All pairs of exponents are tried; E, A and B
+    minimize the squares of the relative errors. -> E, A, alpha, B, beta, the error
     """
     laws = []
     for alpha, beta in product(np.arange(0.02, 1.5, 0.02), repeat=2):

@@ -124,8 +124,8 @@ def sync(path):
 
 class Knobs(dict):
     """
-    Knobs by name. defaults: their values before any was set; source: {each that was set: by which argument}.
-    homes: other dicts that hold some of them, such as the globals of a script: read() keeps their values the same.
+    Knobs by name. defaults: their values before any was set. source: {knob that was set: the argument that set it}.
+    homes: other dicts that hold some of them, such as the globals of a script; read() writes new values there, too.
     """
     def __init__(self, defaults, homes=()):
         super().__init__(defaults)
@@ -144,7 +144,7 @@ def configure(script, *others, quiet=False):
     """
     Overrides the knobs of a script from the command line, if it was launched, and returns all of them as Knobs.
 
-    script: the globals() of the script. others: modules and classes whose knobs it takes too, as train.py takes those
+    script: the globals() of the script. others: modules and classes whose knobs it takes, too, as train.py takes those
     of prepare.py and the fields of GPTConfig. The new values are put into the globals of the script and of those
     modules, and into their config; classes stay as they are. quiet: do not report what was set. A launched script ends
     with one line and status 2 if an argument cannot be read.
@@ -155,14 +155,14 @@ def configure(script, *others, quiet=False):
         for name, value in space.items():
             if is_knob(name, value):
                 defaults[name] = value
-    homes = [space for space in spaces if isinstance(space, dict)]      # not that of a class
+    homes = [space for space in spaces if isinstance(space, dict)]      # not those of classes
     homes += [home['config'] for home in homes if 'config' in home]
     knobs = Knobs(defaults, homes)
 
     if script['__name__'] == '__main__':
         for stream in (sys.stdout, sys.stderr):
             if stream:      # None if it was closed: >&-
-                stream.reconfigure(errors='backslashreplace')       # where a console is not UTF-8
+                stream.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
         if '--help' in sys.argv or '-h' in sys.argv:
             launch(lambda: print_help(others, knobs))
             sys.exit(0)
@@ -222,8 +222,8 @@ def parse(name, text, default):
 
 def run_file(path, knobs):
     """
-    Runs a config file over the knobs so far. -> {name: value} of the knobs that it changes: to repeat a value is not to
-    set it, because the config.py of a run names every knob. Raises UserError.
+    Runs a config file over the knobs so far. -> {name: value} of the knobs that it changes. Repeating a value does not
+    count as setting it, because the config.py of a run names every knob. Raises UserError.
     """
     changed = {}
     for name, value in execute(path, knobs).items():
@@ -241,17 +241,17 @@ def run_file(path, knobs):
     return changed
 
 def execute(path, knobs):
-    """Runs a config file. -> its globals, which begin as the knobs. Raises UserError."""
+    """Runs a config file. -> its globals, which start out as the knobs. Raises UserError."""
     try:
         with open(path, 'rb') as f:
             text = f.read()
     except OSError as e:
-        raise UserError(f'cannot read the config file {path}: {e.strerror}; `ls config` shows those of the project')
+        raise UserError(f'cannot read the config file {path}: {e.strerror}; `ls config` shows those of this project')
     names = dict(knobs, __file__=path)
     try:
         exec(compile(text, path, 'exec'), names)
     except Exception as e:          # whatever the file raises is a mistake in it
-        lines = [getattr(e, 'lineno', 0) or 0]      # of what cannot be compiled; else the last line of it that ran
+        lines = [getattr(e, 'lineno', 0) or 0]      # if it cannot be compiled; otherwise its last line that ran
         lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
         raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
     return names

@@ -5,11 +5,11 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset=names --tokenizer=char
     python prepare.py --dataset=tinystories --vocab_size=10000
     python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, also .gz .xz .zst) or a folder
-    python prepare.py --compare=data/names-bpe4096/tokenizer.json      # what does a tokenizer of other text lose on it?
+    python prepare.py --compare=data/names-bpe4096/tokenizer.json      # how well does another tokenizer do here?
 
 It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
-vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py prepares the data it needs
-by itself if they are missing.
+vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py prepares missing data by
+itself.
 """
 import gzip
 import hashlib
@@ -43,7 +43,7 @@ dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, sha
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
 vocab_size = 4096           # of bpe (257 or more) and word (3 or more), special tokens included
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
-val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, else 0.1
+val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, or 0.1
 separator = END_OF_TEXT     # between the documents of a text file; \n: each line is one; '': each file is one
 text_field = 'text'         # the field of a .jsonl line, or column of a .parquet file, that holds the text
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
@@ -52,12 +52,12 @@ compare = ''                # the tokenizer.json of another data folder, for pre
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-# a knob is a parameter where train.py (dataset, tokenizer, vocab_size) or DATASETS (separator, val_fraction) may have
-# another value for it; the other knobs are read where they are needed
+# a knob is passed as a parameter if train.py (dataset, tokenizer, vocab_size) or DATASETS (separator, val_fraction) may
+# give it another value; the other knobs are read where they are needed
 TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
 
 def check_knobs(tokenizer, vocab_size):
-    """Raises UserError if a knob has no valid value."""
+    """Raises UserError if a knob's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
         raise UserError(f'there is no tokenizer {tokenizer!r}: give one of {", ".join(TOKENIZERS)}, or the path of a '
                         f'tokenizer.json')
@@ -68,13 +68,13 @@ def check_knobs(tokenizer, vocab_size):
     if tokenizer == 'word' and vocab_size < 3:
         raise UserError(f'vocab_size {vocab_size} leaves no room for a word: give 3 or more')
     if not 0 <= val_fraction < 1 or shard_tokens < 1:
-        raise UserError('val_fraction is 0 or more and below 1, shard_tokens is 1 or more: change them')
+        raise UserError('val_fraction must be 0 or more and below 1, shard_tokens 1 or more: change them')
 
 # -----------------------------------------------------------------------------
 # where the text comes from
 
 GITHUB = 'https://raw.githubusercontent.com/karpathy/'
-DATASETS = {    # repo of the Hugging Face hub or url; train, val: files; start: prompt of the text that train.py shows
+DATASETS = {    # a repo on the Hugging Face hub or a url; train, val: files; start: how train.py's sample text begins
     'python': dict(separator='', start='def'),
     'tinystories': dict(repo='roneneldan/TinyStories', train=['TinyStoriesV2-GPT4-train.txt'],
                         val=['TinyStoriesV2-GPT4-valid.txt']),
@@ -89,7 +89,7 @@ DATASETS = {    # repo of the Hugging Face hub or url; train, val: files; start:
 DOWNLOADS = Path('data/downloads')
 
 def find_source(dataset):
-    """-> settings for meta.json; the files (none if there is no such text); those for validation, if separate."""
+    """-> settings for meta.json; the files (none if there is no such text); the validation files, if separate."""
     known = DATASETS.get(dataset, {})
     files = [DOWNLOADS / name for name in known.get('train', [])]
     val_files = [DOWNLOADS / name for name in known.get('val', [])]
@@ -99,13 +99,13 @@ def find_source(dataset):
         source = f'Python {sys.version.split()[0]}'
     elif not known:
         files = own_files(dataset)
-        # relative if it is inside this folder, so that a project can be moved with its data
+        # relative if inside this folder, so that a project can be moved with its data
         source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     settings = dict(
         dataset=data_name(dataset), source=source,
         source_bytes=0 if known else sum(path.stat().st_size for path in files),
         val_fraction=0.0 if val_files else val_fraction or known.get('val_fraction', 0.1),
-        separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line has no easy line break
+        separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line makes line breaks hard
         text_field=text_field, pattern=pattern)
     return settings, files, val_files
 
@@ -117,7 +117,7 @@ def standard_library():
     return sorted(files, key=Path.as_posix)
 
 def own_files(dataset):
-    """The file at a path, or all but the hidden files of the folder there; none if there is neither."""
+    """The file at a path, or all files in the folder there that are not hidden; none if there is neither."""
     if os.path.isfile(dataset):
         return [Path(dataset)]
     found = sorted(Path(dataset).rglob('*'))
@@ -199,7 +199,7 @@ def read_file(path, separator):
 # marks the end of a document
 
 def read_batches(files, val_files, separator, val_fraction):
-    """All documents in batches. If there are no files for validation, it gets val_fraction of the documents."""
+    """Yields all documents in batches. Without files for validation, it gets val_fraction of the documents."""
     waiting = defaultdict(bytearray)
     for split, part in split_documents(files, val_files, separator, val_fraction):
         waiting[split] += part
@@ -220,8 +220,8 @@ def split_documents(files, val_files, separator, val_fraction):
     if len(first) < 20:
         yield from split_by_position(first, val_fraction)
         return
-    # a document stays in its split when others come or go, except where none of the first 1,000 is below val_fraction:
-    # the lowest of their hashes is the limit then, so that there is some validation
+    # a document stays in its split when others come or go, unless none of the first 1,000 hashes is below val_fraction:
+    # then the lowest of them is the limit, so that validation is not empty
     limit = max(val_fraction, min(map(document_hash, first)))
     for text in chain(first, docs):
         split = 'val' if document_hash(text) <= limit else 'train'
@@ -232,15 +232,15 @@ def document_hash(text):
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), 'big') / 2 ** 64
 
 def split_by_position(docs, val_fraction):
-    """The end of the text is for validation, as in nanoGPT."""
+    """Holds out the end of the text for validation, as nanoGPT does."""
     texts = [raw.decode() for raw in docs]
-    left = int(sum(map(len, texts)) * (1 - val_fraction))       # characters that are still for training
+    left = int(sum(map(len, texts)) * (1 - val_fraction))       # characters that training still gets
     for text in texts:
         for split, part in ('train', text[:left]), ('val', text[left:]):
-            # in blocks that end between words, because a batch may end after each
+            # in blocks that end between words, because a batch may end after any of them
             for block in read_blocks(io.BytesIO(part.encode()), split):
                 yield split, block
-        yield 'train' if len(text) <= left else 'val', b'\xff'      # the end goes with the last character
+        yield 'train' if len(text) <= left else 'val', b'\xff'      # the end mark goes where the last character went
         left = max(left - len(text), 0)
 
 # -----------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def in_parallel(function, batches):
     return parallel_map(function, bar, workers or default_workers())
 
 def make_tokenizer(kind, vocab_size, batches):
-    """The tokenizer of a kind, learned from batches if it needs text, or the one in a tokenizer.json."""
+    """A tokenizer of this kind, learned from batches if it needs text, or the one in a tokenizer.json."""
     if kind == 'byte':
         return byte_tokenizer()
     if kind == 'gpt2':          # the files of its release, downloaded once
@@ -262,7 +262,7 @@ def make_tokenizer(kind, vocab_size, batches):
     if kind not in TOKENIZERS:
         return open_tokenizer(kind)
 
-    if kind == 'char':          # learns from both splits, the others from train
+    if kind == 'char':          # learns from both splits, the others only from train
         alphabet = set()
         for _, raw in batches:
             alphabet.update(raw.decode(errors='ignore'))        # without the 0xff
@@ -276,7 +276,7 @@ def make_tokenizer(kind, vocab_size, batches):
             for text in raw.split(b'\xff'):
                 counts.update(find_words(text.decode()))
         most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
-        return WordTokenizer(most_frequent[:vocab_size - 2])    # the other two: <unk> and the end of a text
+        return WordTokenizer(most_frequent[:vocab_size - 2])    # the two others are <unk> and the end of a document
     counts = add_counts(in_parallel(WordCounter(pattern), train), pattern)
     vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
     return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
@@ -288,7 +288,7 @@ def open_tokenizer(path):
     return tok
 
 def encode_batch(tok, batch):
-    """A batch -> its split, its ids, and the counts for meta.json; unknown_bytes are those of words that tok lacks."""
+    """A batch -> its split, its ids, and counts for meta.json; unknown_bytes are the bytes of words that tok lacks."""
     split, raw = batch
     ids = tok.encode_bytes(raw, tok.eot)
     ends = raw.count(b'\xff')
@@ -305,7 +305,7 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     """
     The data folder of a data set, prepared if it is missing; or dataset itself, if it is a data folder. If several
     processes want it, one prepares it and the others wait. The text is not needed afterwards. Raises UserError if it
-    cannot be read, or if the folder was made from another one.
+    cannot be read, or if the folder was made from another text or with other settings.
     """
     folder = Path(dataset)
     if (folder / 'meta.json').exists() or (folder / 'train.bin').exists():
@@ -330,7 +330,7 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     meta = read_meta(folder)
     if not files:           # the text is gone
         del settings['source_bytes']
-    elif meta.get('source_time', written) != written:       # another text, perhaps of the same size
+    elif meta.get('source_time', written) != written:       # perhaps another text of the same size
         settings['source_sha256'] = joint_sha256(map(file_sha256, files))
     for key, value in settings.items():
         if meta.get(key) != value:
@@ -346,7 +346,7 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
     new = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(new, ignore_errors=True)          # of a process that was killed
+    shutil.rmtree(new, ignore_errors=True)          # left by a process that was killed
     new.mkdir()
     try:
         meta.update(write_shards(new, tok, read()))
@@ -407,9 +407,9 @@ def rate(counts):
 def compare_tokenizers(folder):
     """Tokenizers side by side on the beginning of val: char, word, byte, the one in `compare`, and the folder's own."""
     own = load_tokenizer(folder / 'tokenizer.json')
-    train = 'train', beginning(folder, 'train', own)        # batches
+    train = 'train', beginning(folder, 'train', own)        # a batch each
     val = 'val', beginning(folder, 'val', own)
-    print('side by side on the beginning of val; char and word learned from the beginning of train')
+    print('side by side on the beginning of val; char and word were learned from the beginning of train')
     toks = {kind: make_tokenizer(kind, max(vocab_size, own.vocab_size), [train]) for kind in ('char', 'word', 'byte')}
     if compare:
         toks[compare] = open_tokenizer(compare)
@@ -437,12 +437,12 @@ def read_meta(folder):
 def check_data(folder, meta):
     """
     Checks that the files are the ones that meta describes and that every id is in the vocabulary. A shard is read once,
-    and again when it has changed: checked.json keeps what was found. -> meta, in which nanoGPT's shards, too, now have
-    tokens and sha256. Raises UserError.
+    and again only if it has changed: checked.json keeps what was found. -> meta, where nanoGPT's shards now have tokens
+    and sha256, too. Raises UserError.
     """
     cache = folder / 'checked.json'
     known = {}
-    with suppress(UserError):           # it is missing or damaged
+    with suppress(UserError):           # if it is missing or damaged
         known = read_json(cache)
     file = folder / 'tokenizer.json'
     try:
@@ -469,7 +469,7 @@ def check_shard(path, dtype, vocab_size):
     """The entry of a shard in meta.json. Raises ValueError if an id is outside the vocabulary."""
     ids = np.memmap(path, dtype, 'r')
     if ids.max() >= vocab_size:
-        raise ValueError(f'it has the id {ids.max()}, and the vocabulary {vocab_size:,} tokens')
+        raise ValueError(f'it has the id {ids.max()}, but the vocabulary has {vocab_size:,} tokens')
     return dict(name=path.name, tokens=len(ids), sha256=file_sha256(path))
 
 def data_hash(meta):
@@ -479,8 +479,8 @@ def data_hash(meta):
 
 def bits_per_byte(loss, meta):
     """
-    Nats per token -> bits per byte of the validation text, where a word that the vocabulary lacks costs its bytes. None
-    without a meta.json, because the bytes are not known.
+    Nats per token -> bits per byte of the validation text, where a word that the vocabulary lacks costs 8 bits a byte.
+    None without a meta.json, because then the number of bytes is not known.
     """
     val = meta['val']
     if 'bytes' not in val:
@@ -515,7 +515,7 @@ class Shards:
         Where the sequences `first`, `first` + 1, ... begin; epochs follow each other without end. A pure function of
         seed and number: there is no loader state to save.
         """
-        n = (len(self) - T) // T        # sequences per epoch: T tokens are left for an offset and the last target
+        n = (len(self) - T) // T        # sequences per epoch: T tokens are left over for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
     def batch(self, starts, T, place='cpu'):
@@ -539,9 +539,9 @@ def epoch_order(seed, epoch, n, T):
 
 def main():
     if compare:
-        open_tokenizer(compare)         # a mistake shows before the work, which may be long
+        open_tokenizer(compare)         # so that a mistake shows before work that may be long
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
-    if (folder / 'meta.json').exists():         # else it is nanoGPT's, without a tokenizer
+    if (folder / 'meta.json').exists():         # otherwise it is nanoGPT's, without a tokenizer
         compare_tokenizers(folder)
     print(f'ready: {folder}')
     return folder

@@ -1,5 +1,5 @@
 """
-Trains a GPT, on whatever device is there.
+Trains a GPT on whatever device there is.
 
     python train.py                                        # a small model of Python code, 2 minutes on 2 CPU cores
     python train.py config/train_tinystories.py            # an experiment; --key=value overrides any knob
@@ -7,7 +7,7 @@ Trains a GPT, on whatever device is there.
     python train.py out/python/config.py --init_from=resume
     torchrun --nproc_per_node=4 train.py                   # one process per GPU (or, without GPUs, per CPU share)
 
-It prepares the data if they are not there, prints a line every log_interval steps (with the mfu on a known GPU)
+It prepares the data if they are missing, prints a line every log_interval steps (with the MFU on a known GPU)
 
     step 350 | loss 3.9079 | lr 2.8e-03 | norm 0.48 | 158.2 ms | 12,949 tok/s | 40 s left
 
@@ -50,85 +50,85 @@ dataset = 'python'      # a name or path that prepare.py knows, or a data folder
 tokenizer = 'bpe'       # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
 vocab_size = 4096       # of bpe and word
 # the run
-out_dir = ''            # where to write; '': out/<dataset>, or -2, -3, ... after it if that is taken
+out_dir = ''            # where to write; '': out/<dataset>, or out/<dataset>-2, -3, ... if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
-                        # a run, a checkpoint, the folder of a Llama, Qwen3 or GPT-2, gpt2, or owner/model of the hub
+                        # a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or one on the hub: gpt2, owner/model
 max_iters = 600         # optimizer steps
-max_minutes = 0.0       # if above 0, the schedule comes to its end in this time, or at max_iters, whichever is first
+max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first
 eval_interval = 300     # steps between evaluations, each followed by a checkpoint
-eval_tokens = 32768     # validation tokens per evaluation; 0: all. at the end all of them are evaluated once
-eval_only = False       # evaluate all of the validation split and stop
-log_interval = 50       # steps between lines
-keep_checkpoints = 2    # newest checkpoints that are kept, beside the best
-sample_tokens = 64      # length of the text shown at each evaluation; 0: none
-sample_start = ''       # what shown text begins with; '': the data set's own, or a new document
+eval_tokens = 32768     # validation tokens per evaluation; 0: all. when training ends, all are evaluated once
+eval_only = False       # evaluate the whole validation split, then stop
+log_interval = 50       # steps between printed lines
+keep_checkpoints = 2    # how many of the newest checkpoints to keep, besides the best
+sample_tokens = 64      # tokens of sample text to show at each evaluation; 0: none
+sample_start = ''       # how the sample text begins; '': as the data set suggests, or with a new document
 seed = 1                # of the weights, the order of the data and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences that one device takes at once; 0: 16,384 tokens, on a GPU 32,768 or what fits
-optimizer = 'muon'      # muon (for the matrices of the blocks; the others: adamw), or one of RULES: adamw, sgd, ...
-learning_rate = 6e-3    # the highest, after warmup_iters
-adamw_scale = 4.0       # with muon: times learning_rate is the rate of what adamw moves, embedding, head and norms
-min_lr = 0.0            # the lowest, from lr_decay_iters on
-warmup_iters = 60       # steps from 0 to learning_rate
-lr_decay = 'linear'     # how it falls from learning_rate to min_lr: linear, or cosine
-lr_decay_iters = 0      # step at which it reaches min_lr; 0: max_iters
-weight_decay = 0.1      # of matrices; norms and biases have none
-beta1 = 0.9             # how the mean of gradients fades (muon has 0.95 for its matrices)
-beta2 = 0.99            # how the mean of their squares fades
-adam_eps = 1e-8
-muon_every = 4          # muon moves a matrix at every so many steps, so many times as far; 1: at each, as published
+micro_batch_size = 0    # sequences one device takes at once; 0: up to 16,384 tokens, on a GPU up to 32,768 if they fit
+optimizer = 'muon'      # muon (for the matrices in the blocks; adamw moves the rest), or one of RULES: adamw, sgd, ...
+learning_rate = 6e-3    # the highest rate, reached after warmup_iters
+adamw_scale = 4.0       # with muon: adamw moves the rest (embedding, head, norms) at this times learning_rate
+min_lr = 0.0            # the rate from lr_decay_iters on
+warmup_iters = 60       # steps in which the rate rises from 0 to learning_rate
+lr_decay = 'linear'     # how the rate falls from learning_rate to min_lr: linear or cosine
+lr_decay_iters = 0      # step at which the rate reaches min_lr; 0: max_iters
+weight_decay = 0.1      # of matrices; norms and biases do not decay
+beta1 = 0.9             # decay of the running mean of gradients (muon uses 0.95 for its matrices)
+beta2 = 0.99            # decay of the running mean of their squares
+adam_eps = 1e-8         # keeps steps from dividing by 0
+muon_every = 4          # muon moves a matrix once in so many steps, but that many times as far; 1: as published
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 # the machine
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of activations and matmuls; weights are float32
-compile = 'auto'        # True, False, or auto: where it pays
-timeout = 600           # seconds after which a process that the others wait for is taken for dead
+compile = 'auto'        # True, False, or auto: only if it pays
+timeout = 600           # seconds to wait for another process before giving it up for dead
 # wandb
-wandb_log = False
+wandb_log = False       # log to Weights & Biases, too
 wandb_project = 'gpt'
 wandb_run_name = ''     # '': the name of the folder
-# those of prepare.py and the fields of GPTConfig in model.py are knobs, too: config has all of them
+# the knobs of prepare.py and the fields of GPTConfig in model.py are knobs here, too: config holds all of them
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':
     sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)     # a run outlives its terminal
 config = configure(globals(), prepare, GPTConfig)
 
-RANK = int(os.environ.get('RANK', 0))               # which process this is, as torchrun says
+RANK = int(os.environ.get('RANK', 0))               # which process this is, set by torchrun
 LOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))   # which one on its machine
-WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # of how many
+WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # how many there are
 
 # -----------------------------------------------------------------------------
-# rules: one step for weights p with gradients g and moments m and v, in place, as torch.optim computes it. decay is the
-# weight decay; at step t, from 1, bias1 = 1 - beta1^t and bias2 = 1 - beta2^t. All get what adamw gets
+# rules: each takes one step, in place, as torch.optim does, for weights p with gradients g and moments m and v; decay
+# is the weight decay; at step t = 1, 2, ..., bias1 = 1 - beta1^t and bias2 = 1 - beta2^t. All are called like adamw
 
 def sgd(p, g, lr, decay, *_):
-    """Down the gradient of the loss + decay / 2 |p|^2."""
+    """Steps down the gradient of the loss + decay / 2 |p|^2."""
     p.sub_(lr * (g + decay * p))
 
 def momentum(p, g, lr, decay, m, v, beta1, *_):
-    """Down a sum of gradients that fades with beta1 (Polyak, 1964)."""
+    """Steps down a sum of all gradients so far, in which old ones fade by beta1 a step (Polyak, 1964)."""
     m.mul_(beta1).add_(g + decay * p)
     p.sub_(lr * m)
 
 def adagrad(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
-    """A rate for each weight: the more it has been moved, the lower (Duchi, Hazan and Singer, 2011)."""
+    """A rate for each weight: the larger its gradients have been, the lower (Duchi, Hazan and Singer, 2011)."""
     g = g + decay * p
     v.addcmul_(g, g)
     p.sub_(lr * g / (v.sqrt() + eps))
 
 def rmsprop(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
-    """AdaGrad with a mean of squares that fades, so that the rate does not die (Hinton's lecture 6e, 2012)."""
+    """AdaGrad with a fading mean of squares, so that the rate does not die out (Hinton's lecture 6e, 2012)."""
     g = g + decay * p
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     p.sub_(lr * g / (v.sqrt() + eps))
 
 def adam(p, g, lr, decay, *others):
-    """RMSProp with momentum, both unbiased from the first step on (arXiv:1412.6980, algorithm 1)."""
+    """RMSProp with momentum, both means unbiased from the first step on (arXiv:1412.6980, algorithm 1)."""
     adamw(p, g + decay * p, lr, 0.0, *others)
 
 def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, bias1, bias2):
-    """Adam, whose weight decay is not part of the gradient (arXiv:1711.05101, algorithm 2)."""
+    """Adam with weight decay kept out of the gradient (arXiv:1711.05101, algorithm 2)."""
     p.mul_(1 - lr * decay)
     m.lerp_(g, 1 - beta1)                                   # m = beta1 m + (1 - beta1) g
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)           # v = beta2 v + (1 - beta2) g^2
@@ -138,23 +138,23 @@ RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentu
 
 def orthogonalize(x, dtype=torch.float32):
     """
-    x (n, a, b) -> n matrices with the same singular vectors, whose larger singular values are now 0.7 to 1.2, and tiny
-    ones larger: five steps of the Newton-Schulz iteration of Muon (kellerjordan.github.io/posts/muon), in dtype.
+    x (n, a, b) -> n matrices with the same singular vectors, but with singular values of 0.7 to 1.2, except that tiny
+    ones only grow: five steps of Muon's Newton-Schulz iteration (kellerjordan.github.io/posts/muon), in dtype.
     """
     if x.size(1) > x.size(2):
         return orthogonalize(x.mT, dtype).mT
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
     for _ in range(5):
         s = x @ x.mT
-        # 3.4445 x + (-4.7750 s + 2.0315 s s) x; so it takes half the time that @ takes on a CPU
+        # x = 3.4445 x + (-4.7750 s + 2.0315 s s) x; on a CPU, baddbmm takes half the time of @
         s = torch.baddbmm(s, s, s, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
 def muon(p, g, m, lr, decay, dtype):
     """
-    Matrices p (n, a, b), down their momentum m as Nesterov has it, orthogonalized, and as far as AdamW usually goes
-    (arXiv:2502.16982, equation 4), so that both can share a learning rate and a weight decay.
+    Steps matrices p (n, a, b) down their Nesterov momentum, orthogonalized, about as far as AdamW would go
+    (arXiv:2502.16982, equation 4), so that the two can share a learning rate and a weight decay.
     """
     direction = orthogonalize(g.lerp(m, 0.95), dtype)
     p.mul_(1 - lr * decay)
@@ -167,12 +167,12 @@ class Group:
     rule: str
     rate: float
     decay: float
-    part: slice = None      # where they lie in the vectors of the optimizer
+    part: slice = None      # where they lie in the optimizer's vectors
 
 def make_groups(params, rule, weight_decay, adamw_scale):
     """
-    The table of all weights. A layer or an embedding with a rate or a decay of its own is a row of its own. Rows of
-    muon stand last, with the matrices of a shape side by side.
+    The table of all weights: a row for each group. To give a layer or an embedding its own rate or decay, give it its
+    own row. Muon's rows come last, with matrices of the same shape side by side.
     """
     vectors = [name for name in params if params[name].dim() < 2]       # norms and biases
     matrices = [name for name in params if name not in vectors]
@@ -187,9 +187,9 @@ def make_groups(params, rule, weight_decay, adamw_scale):
 class Optimizer(torch.optim.Optimizer):
     """
     Moves all weights of a model, by the table of make_groups. They lie end to end in one vector p, group after group,
-    their gradients in g, the moments in m and v (which muon does not need), and the tensors of the model are views of
-    these: clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory.
-    It is an optimizer of torch for its zero_grad and because GradScaler wants one, whose only parameter is p.
+    their gradients in g, their moments in m and v (muon needs no v). The model's tensors are views of p and g, so
+    clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. It is
+    an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
     """
     def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, muon_every=1,
                  adamw_scale=1.0):
@@ -205,12 +205,12 @@ class Optimizer(torch.optim.Optimizer):
                 self.shapes[name] = params[name].shape
                 stop += params[name].numel()
             group.part = slice(start, stop)
-        with_v = max(group.part.stop for group in self.groups if group.rule != 'muon')
+        v_stop = max(group.part.stop for group in self.groups if group.rule != 'muon')
 
         device = model.lm_head.weight.device
-        total = math.ceil(stop / 4096) * 4096       # clip looks at it as 4,096 rows
+        total = math.ceil(stop / 4096) * 4096       # clip views it as 4,096 rows
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(with_v, device=device)
+        self.v = torch.zeros(v_stop, device=device)
         grads = self.views(self.g)
         for name, p in self.views(self.p).items():
             p.copy_(params[name].detach())
@@ -218,16 +218,16 @@ class Optimizer(torch.optim.Optimizer):
 
         self.model = model
         self.rules, self.muon = dict(RULES), muon
-        self.t = 0              # steps
-        # tensors: a new number would be compiled again
+        self.t = 0              # steps taken
+        # tensors, because a compiled rule would be compiled again for every new number
         self.lr, self.bias1, self.bias2 = torch.zeros(3, device=device)
-        # without a compiler, in pieces that fit the cache of a CPU
+        # not compiled, a CPU takes pieces that fit its cache
         self.piece = 1 << 16 if device.type == 'cpu' else total
         self.p.grad = self.g
         super().__init__([self.p], {})
 
     def views(self, vector, prefix=''):
-        """{prefix + name: its part of one of the vectors, in its shape}. v ends before the matrices that need none."""
+        """{prefix + name: its part of a vector, in its shape}. v ends before the matrices of muon, which need none."""
         found, start = {}, 0
         for name, shape in self.shapes.items():
             stop = start + shape.numel()
@@ -237,20 +237,20 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def tensors(self):
-        """All that a checkpoint has to hold of it, but t: {'m.<name>': m of that tensor, 'v.<name>': v of it, ...}"""
+        """What a checkpoint has to hold, besides t: {'m.<name>': the m of that tensor, 'v.<name>': its v, ...}"""
         return self.views(self.m, 'm.') | self.views(self.v, 'v.')
 
     def compile(self):
-        # rule by rule: as one graph a step takes twice as long, and each turn would be another one
+        # rule by rule: a step as one graph takes twice as long, and each of muon's turns would need a graph of its own
         self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in RULES.items()}
         self.muon = torch.compile(muon, dynamic=False)
-        torch._dynamo.config.cache_size_limit = 64      # a form for each shape of matrices; 8 are too few
+        torch._dynamo.config.cache_size_limit = 64      # one for each shape of matrix; 8, the default, are too few
         self.piece = len(self.p)
 
     @torch.no_grad()
     def clip(self, max_norm):
-        """Scales the gradient to a norm of at most max_norm (0: does not). -> the norm before, on the device"""
-        # subtle: the norm of 30 million float32 in one go is wrong by 0.2% on a CPU, in rows by 1e-6
+        """Scales the gradient down to a norm of max_norm, unless that is 0. -> the norm before, on the device"""
+        # subtle: on a CPU, the norm of 30 million float32 is off by 0.2% if taken in one go, by 1e-6 if row by row
         norm = self.g.view(4096, -1).norm(dim=1).norm()
         if max_norm:
             self.g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -277,8 +277,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def move_in_turns(self, group):
         """
-        Matrices of a shape take turns: each moves at every muon_every-th step, so many times as far. With 4 a step of
-        the default run is an eighth shorter, and in equal time the loss is 0.015 bits per byte lower.
+        Matrices of the same shape take turns: each moves once in muon_every steps, but that many times as far. With 4,
+        a step of the default run takes an eighth less time, and the loss after equal time is 0.015 bits per byte lower.
         """
         lr = self.lr * group.rate * self.muon_every
         turn = self.t % self.muon_every
@@ -292,17 +292,17 @@ class Optimizer(torch.optim.Optimizer):
             start = stop
 
 def make_optimizer(model):
-    """The one that the knobs ask for."""
+    """The optimizer that the knobs ask for."""
     return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay, muon_every, adamw_scale)
 
 # -----------------------------------------------------------------------------
-# schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; what they mean on
-# this machine is place, such as 'cuda:1', and type_
+# schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
+# 'cuda:1', and `type_` are what they mean on this machine
 
 def get_lr(it, max_lr, min_lr, warmup, cycle, decay):
     """
-    The learning rate of step it: up from 0 in a line for `warmup` steps, then down to min_lr at `cycle`, in a line
-    (arXiv:2502.15938) or as half a cosine.
+    The learning rate at step `it`: it rises linearly from 0 for `warmup` steps, then falls to min_lr at step `cycle`,
+    linearly (arXiv:2502.15938) or as half a cosine.
     """
     if it < warmup:
         return max_lr * it / warmup
@@ -315,8 +315,8 @@ def get_lr(it, max_lr, min_lr, warmup, cycle, decay):
 
 def schedule_step(step, seconds, first):
     """
-    Which step of the schedule it is. With max_minutes, after the warm-up, the one that the clock has come to, if that
-    is further. first: the seconds when the first step was over, whose compiling does not count.
+    The step of the schedule to use. It is `step`, unless max_minutes is set and the clock is further on (after the
+    warm-up). first: the seconds up to the end of the first step, which may compile and does not count.
     """
     if not max_minutes or step <= warmup_iters:
         return step
@@ -324,21 +324,21 @@ def schedule_step(step, seconds, first):
     return max(step, share * (lr_decay_iters or max_iters))
 
 def finished(step, state):
-    """Whether training is at its end."""
+    """Whether training is over."""
     out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
     return step >= max_iters or out_of_time
 
 def seconds_left(step, step_seconds, state):
-    """How long training goes on, as far as can be said."""
+    """An estimate of the seconds until training is over."""
     left = (max_iters - step) * step_seconds
     return min(left, 60 * max_minutes - state['seconds']) if max_minutes else left
 
 def largest_divisor(n, limit):
-    """The largest divisor of n that is limit or less: largest_divisor(12, 5) -> 4"""
+    """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
     return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
 
 def divide_batch(T, place):
-    """-> micro_batch_size, or what stands for 0. Raises UserError where the batch does not divide."""
+    """-> micro_batch_size, or what a 0 stands for. Raises UserError if the batch does not divide evenly."""
     if batch_size < 1 or batch_size % WORLD_SIZE:
         near = max(batch_size // WORLD_SIZE, 1) * WORLD_SIZE
         raise UserError(f'batch_size = {batch_size} does not divide among {WORLD_SIZE} processes: take {near} or '
@@ -348,25 +348,25 @@ def divide_batch(T, place):
         near = largest_divisor(share, micro_batch_size)
         raise UserError(f'micro_batch_size = {micro_batch_size} does not divide the {share} sequences of a process: '
                         f'take {near}')
-    most = 32768 if 'cuda' in place else 16384     # tokens at once, beyond which nothing gets faster
+    most = 32768 if 'cuda' in place else 16384     # tokens at once: more would be no faster
     return micro_batch_size or largest_divisor(share, most // T)
 
 def fit_micro_batch(model, opt, data, T, place, micro):
     """Halves the micro-batch until a step fits into the memory of every GPU, with something to spare. -> micro-batch"""
     if WORLD_SIZE > 1:
-        dist.all_reduce(opt.g)          # NCCL takes its buffers now
+        dist.all_reduce(opt.g)          # so that NCCL allocates its buffers now
     while True:
         too_large = 0
         try:
             model(*data.batch([0] * micro, T, place)).backward()
-            torch.empty(3 * len(opt.p), device=place)           # what AdamW takes when it is not compiled
+            torch.empty(3 * len(opt.p), device=place)           # what AdamW needs when it is not compiled
             free, total = torch.cuda.mem_get_info(place)
             too_large = int(free < 0.02 * total)
-        except RuntimeError as e:       # of torch, Triton or cuBLAS
+        except RuntimeError as e:       # from torch, Triton or cuBLAS
             if not re.search('out of memory|ALLOC_FAILED', str(e)):
                 raise
             too_large = 1
-        torch.cuda.empty_cache()        # out of the except, which holds what did not fit
+        torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory alive
         if combine('MAX', too_large) == [0]:
             return micro
         if micro == 1 or micro_batch_size:
@@ -376,8 +376,8 @@ def fit_micro_batch(model, opt, data, T, place, micro):
 
 def compile_and_fit(model, opt, data, T, place, before):
     """
-    -> the model, compiled or not, whether it is, and how many sequences go through it at once. before: whether it was
-    compiled when the run began, or 'auto'.
+    -> the model, compiled or not; whether it is compiled; how many sequences go through it at once. before:
+    whether a resumed run was compiled, or 'auto' if that is still open.
     """
     flops = max_iters * batch_size * T * model.flops_per_token(T)
     compiled = choose_compile(before if compile == 'auto' else compile, place, flops)
@@ -391,13 +391,13 @@ def compile_and_fit(model, opt, data, T, place, before):
 
 def micro_batches(data, first, step, T, micro, place):
     """
-    This process's share of a step, micro-batch by micro-batch. What it holds depends on the seed and on `first`, the
-    number of sequences before it, alone: there is no state of a loader to save.
+    Yields this process's share of a step, micro-batch by micro-batch. It depends only on the seed and on `first`, the
+    number of sequences before this step, so there is no loader state to save.
     """
     starts = data.starts(first, batch_size, T, seed)
     grad_accum = batch_size // WORLD_SIZE // micro
     for i in range(RANK * grad_accum, (RANK + 1) * grad_accum):
-        # of dropout, which depends on the step and the micro-batch: any number of processes drops the same, as long as
+        # dropout's seed depends on the step and the micro-batch: any number of processes drops the same, as long as
         # micro-batches have the same size
         if config['dropout']:
             torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
@@ -405,10 +405,10 @@ def micro_batches(data, first, step, T, micro, place):
 
 def training_step(model, opt, scaler, batches, grad_accum, lr):
     """
-    Forward and backward passes over grad_accum batches (idx, targets), and the optimizer's step. -> this process's
-    part of the mean loss, and the norm of the gradient before it was clipped: both stay on the device
+    Runs forward and backward over grad_accum batches (idx, targets), then steps the optimizer. -> this process's part
+    of the mean loss, and the norm of the gradient before clipping, both still on the device
     """
-    opt.zero_grad(set_to_none=False)        # None would part the gradients from the vector g
+    opt.zero_grad(set_to_none=False)        # with None, gradients would no longer be views of g
     total = 0.0
     for x, y in batches:
         loss = model(x, y) / (grad_accum * WORLD_SIZE)
@@ -423,14 +423,14 @@ def training_step(model, opt, scaler, batches, grad_accum, lr):
     return total, grad_norm
 
 def make_scaler(place, type_):
-    """Scales the loss for float16, whose smallest numbers are larger than many gradients; does nothing for others."""
+    """Scales the loss for float16, whose smallest numbers exceed many gradients; does nothing for other dtypes."""
     return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
 
 @torch.no_grad()
 def evaluate(model, data, T, max_tokens, most=math.inf):
     """
-    Mean loss in nats per token over the first max_tokens (0: all) of a split, in whole sequences of T where there are
-    any, `most` of them at once: the same for any number of processes, each of which takes its share of the batches.
+    Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T, `most` at a time. A
+    shorter last one counts only with 0, or if it is alone. The result is the same for any number of processes.
     """
     model.eval()
     n = len(data) - 1           # every token but the first is a target
@@ -450,13 +450,13 @@ def evaluate(model, data, T, max_tokens, most=math.inf):
     return total / count
 
 def check_finite(step, opt, loss=0.0):
-    """Raises Diverged unless a loss and all weights are finite numbers."""
+    """Raises Diverged unless the loss and all weights are finite."""
     if not math.isfinite(loss) or not opt.p.sum().isfinite():
         raise Diverged(f'the loss or a weight is not finite at step {step}, and nothing after the last checkpoint was '
                        f'saved: resume, or start again, with a lower --learning_rate or more --warmup_iters')
 
 # -----------------------------------------------------------------------------
-# The evening's reading goes on at main. What stands between is reference: signals, processes, files, checks.
+# The evening's reading goes on at main. What comes before it is reference: signals, processes, files, checks.
 #
 # signals, and several processes
 
@@ -468,29 +468,29 @@ class Interrupt:
     def listen(self):
         for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1'):
             number = getattr(signal, name, None)        # Windows lacks two
-            if number and signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores one
+            if number and signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores SIGHUP
                 self.before[number] = signal.signal(number, self.hear)
 
     def hear(self, number, frame):
         if not self.signal:
             self.signal, self.heard = number, time.monotonic()
-        elif time.monotonic() > self.heard + 1:         # torchrun passes a Ctrl-C on: it comes twice
+        elif time.monotonic() > self.heard + 1:         # torchrun passes a Ctrl-C on, so it comes twice
             sys.exit(128 + number)
 
     def end(self):
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-# a node may have its own of these. what they lead to, data and checkpoints, has to be the same
+# knobs that may differ from node to node, as long as they lead to the same data and checkpoints
 OWN_KNOBS = ('dataset', 'tokenizer', 'workers', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
 
 def connect(place, **shared):
-    """Meets the other processes, if there are any. Raises UserError unless `shared` is the same in all of them."""
+    """Joins the other processes, if there are any. Raises UserError unless `shared` is the same in all of them."""
     if WORLD_SIZE == 1:
         return
     backend = 'nccl' if 'cuda' in place else 'gloo'
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    # subtle: gloo's threads need Python to free what was sent last, and abort if it has ended
+    # subtle: gloo's threads need Python to free what was sent last, and abort if Python has shut down
     atexit.register(time.sleep, 0.1)
     numbers = [int(hashlib.sha256(repr(value).encode()).hexdigest()[:12], 16) for value in shared.values()]
     largest, smallest = combine('MAX', *numbers), combine('MAX', *[-number for number in numbers])
@@ -498,7 +498,7 @@ def connect(place, **shared):
     if differ:
         here = ', '.join(f'{name} = {shared[name]!r}' for name in differ)
         raise UserError(f'the processes do not have the same {" and ".join(differ)} (here {here}): start all of them '
-                        f'with the same command, data and folder of the run')
+                        f'with the same command, data and run folder')
 
 def combine(op, *numbers):
     """The sum ('SUM') or the largest ('MAX') of each number over all processes."""
@@ -513,7 +513,7 @@ def combine(op, *numbers):
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
 
 def choose_out_dir():
-    """out_dir, or the next free out/<dataset>; for a resume the newest of those. Raises UserError."""
+    """out_dir, or the first free out/<dataset>; to resume, the latest one that holds a checkpoint. Raises UserError."""
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
         folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
@@ -523,25 +523,25 @@ def choose_out_dir():
     if init_from == 'resume':
         raise UserError(f'there is no checkpoint in {folders[0]} to resume; `ls out` shows the runs')
     for run in folders:
-        # one that has saved nothing yet may be somebody else's, unless it was asked for
+        # a run that has saved nothing yet may be somebody else's: only --out_dir and auto take it
         if run not in saved and (out_dir or init_from == 'auto' or not (run / 'config.py').exists()):
             return run
     raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
 def lock(run):
-    """Takes the folder of a run for this process, as long as that lives. Raises UserError."""
+    """Locks the folder of a run for as long as this process lives. Raises UserError."""
     run.mkdir(parents=True, exist_ok=True)
     guard, process = FileLock(run / '.lock'), run / '.process'
     try:
         guard.acquire(timeout=0)
     except Timeout:
         last = process.read_text() if process.exists() else 'unknown'
-        raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for its end, stop '
-                        f'it, or give another --out_dir')
+        raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for it to end, '
+                        f'stop it, or give another --out_dir')
     return guard
 
 def read_log(run):
-    """The entries of a run's log. What is none, such as a line that a full disk has cut, is passed over."""
+    """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
     if not (run / 'log.jsonl').exists():
         return []
     entries = []
@@ -551,10 +551,10 @@ def read_log(run):
     return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get('step'), int)]
 
 def points(entries, name):
-    """[(step, value), ...] of those entries of a log that have it."""
+    """[(step, value), ...] from those entries of a log that have this value."""
     return [(entry['step'], entry[name]) for entry in entries if name in entry]
 
-# a run goes on where its folder is now, and a copy of the file under another name begins a run elsewhere
+# config.py resumes the run in the folder that it is in now; a copy under another name starts a run elsewhere
 CONFIG_HEAD = '''from pathlib import Path
 
 if Path(__file__).name == 'config.py':
@@ -563,15 +563,15 @@ if Path(__file__).name == 'config.py':
 
 def start_files(run, resumed, state, knobs):
     """
-    Writes config.py, and drops what came after the checkpoint from which a run goes on. Says which knobs are not as
-    they were until then, and keeps those, too.
+    Writes config.py, and drops what came after the checkpoint that a run resumes from. Says which knobs have changed
+    since, and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
     write(run / '.process', f'process {os.getpid()} on {socket.gethostname()}')
     for partial in run.glob('.step_*.partial'):
         shutil.rmtree(partial)
     folder = run / f'step_{step:08d}'
-    if resumed and not folder.exists():         # it was renamed
+    if resumed and not folder.exists():         # somebody renamed it
         resumed.rename(folder)
     for later in checkpoints(run):
         if int(later.name[5:]) > step:          # not whole, or a copy under another number
@@ -589,14 +589,14 @@ def start_files(run, resumed, state, knobs):
     say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
 def write(path, text):
-    """Puts a text into a file at once: it holds the old text or the new one."""
+    """Replaces the text of a file in one go: a reader sees either the old text or the new one."""
     partial = path.with_name(f'.{path.name}.partial')
     partial.write_text(text, encoding='utf-8')
     partial.replace(path)
 
 @contextmanager
 def optional(what):
-    """What a run can do without: where it fails, training goes on."""
+    """Wraps what a run can do without: if it fails, training goes on."""
     try:
         yield
     except Exception as e:
@@ -619,7 +619,7 @@ class Log:
         with optional(self.path), open(self.path, 'a') as f:
             f.write(json.dumps(entry) + '\n')
         if self.wandb:
-            works, self.wandb = self.wandb, None
+            works, self.wandb = self.wandb, None        # it stays None if this fails
             with optional('wandb'):
                 works.log(entry, step=entry['step'])
                 self.wandb = works
@@ -632,20 +632,20 @@ class Run:
     opt: Optimizer
     scaler: torch.amp.GradScaler
     state: dict             # see NEW_STATE
-    meta: dict              # of the data
+    meta: dict              # meta.json of the data
     val_data: Shards
     tok: object             # the tokenizer; None if there is no tokenizer.json
     tok_path: Path
-    T: int                  # tokens of a sequence
-    most: float             # sequences that fit into an evaluation
-    log: Log = None         # of the process that writes
-    drawn: float = -math.inf        # when the picture was
+    T: int                  # tokens in a sequence
+    most: float             # how many sequences an evaluation may take at once
+    log: Log = None         # only in the process that writes
+    drawn: float = -math.inf        # when the picture was last drawn
 
 def evaluate_and_save(run, step, last):
-    """Evaluates, says and logs the loss, saves a checkpoint, draws, and shows a text."""
+    """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
     model, opt, state = run.model, run.opt, run.state
     if WORLD_SIZE > 1:
-        dist.broadcast(opt.p, 0)        # another card may have chosen another kernel, and drifted by an ulp
+        dist.broadcast(opt.p, 0)        # another card may have used another kernel and drifted by an ulp
     val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.most)
     check_finite(step, opt, val_loss)
     state['evaluated'] = step
@@ -656,7 +656,7 @@ def evaluate_and_save(run, step, last):
     run.log(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
             val_bpb=bits_per_byte(val_loss, run.meta))
     save(run, step, last)
-    if last or time.monotonic() > run.drawn + 30:       # it takes half a second
+    if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
         run.drawn = time.monotonic()
         with optional(f'{run.folder}/curves.png'):
             draw_curves(run.folder)
@@ -664,14 +664,14 @@ def evaluate_and_save(run, step, last):
         show_texts(run, 1, sample_tokens)
 
 def show_texts(run, n, length):
-    """Says n texts of `length` tokens, unless that is 0 or there is no tokenizer."""
+    """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
     opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
     if length and run.tok:
         for text in peek(run.model, run.tok, opening, n, length, seed):
             say('-' * 40 + '\n' + text)
 
 def draw_curves(run):
-    """Loss by step, with learning rate, norm of the gradient and speed beside it, as curves.png."""
+    """Draws curves.png: the loss, and beside it the learning rate, the norm of the gradient and the speed."""
     from matplotlib.figure import Figure
     entries = read_log(run)
     figure = Figure(figsize=(12, 6), layout='constrained')
@@ -686,7 +686,7 @@ def draw_curves(run):
     figure.savefig(run / 'curves.png', dpi=110)
 
 def model_card(run, step):
-    """What the page of a checkpoint on the hub says: its README.md."""
+    """The README.md of a checkpoint, which is its page on the hub."""
     model, meta, state = run.model, run.meta, run.state
     best_step, loss = state['best']
     place = str(model.lm_head.weight.device)
@@ -694,21 +694,21 @@ def model_card(run, step):
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
-license: other     # fill it in on the hub: here manifest.json has the hash of every file
+license: other     # fill this in on the hub, not here: manifest.json holds the hash of this file
 ---
 # {run.folder.name}
 
 A language model of {model.num_params():,} parameters with a vocabulary of {model.config.vocab_size:,} and a context of
 {model.config.block_size:,} tokens, trained on {meta["source"]}, {state["sequences"]:,} sequences in {step:,} steps and
-{duration(state["seconds"])}, by {WORLD_SIZE} processes on {place} ({device_name(place)}). {evaluated}
+{duration(state["seconds"])} (device: {place}, {device_name(place)}; processes: {WORLD_SIZE}). {evaluated}
 
     python train.py {shlex.join(sys.argv[1:])}
 """
 
 def save(run, step, last=True):
     """
-    Writes step_<step>/ and drops old checkpoints, but never the best. Raises UserError where that fails, or says so if
-    it is not the last one.
+    Writes step_<step>/ and drops old checkpoints, but never the best. If that fails, raises UserError, or
+    only says so if this is not the last save.
     """
     folder = run.folder / f'step_{step:08d}'
     if not folder.exists():
@@ -718,28 +718,28 @@ def save(run, step, last=True):
                             model_card(run, step))
         except UserError as e:
             if last:
-                raise UserError(f'{e}: mend that, and go on with --init_from=resume')
-            say(f'{e}; training goes on, and the next evaluation saves')
-            return          # old ones are dropped for a new one only
+                raise UserError(f'{e}: fix that, and go on with --init_from=resume')
+            say(f'{e}; training goes on, and the next evaluation tries again')
+            return          # old ones are dropped only for a new one
     best_step, _ = run.state['best']
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
         if int(old.name[5:]) != best_step:
             remove_checkpoint(old)
 
-# what a resumed run needs, kept in training.json. check_same_data() adds the hash of the data; save() adds the t of the
-# optimizer and the scaler's state
+# what a run needs to resume, kept in training.json. read_state() adds the kind of device, check_same_data() the hash
+# of the data, save() the optimizer's t and the scaler's state
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # since the start, evaluations and saves too; until the first step was over
-    evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one and its loss
-    dtype='auto', compile='auto',       # what 'auto' has meant
-    knobs={}, wandb_id='',              # start_files() sets them; of the run there
+    seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the end of the first step
+    evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one, and its loss
+    dtype='auto', compile='auto',       # what was used, which 'auto' means when resumed
+    knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
 )
 
 def read_state(run, place):
     """
-    -> the newest whole checkpoint of a run that goes on, and what its training.json holds; for a new run None and a new
-    state. What 'auto' meant is kept, so that the sums are the same, unless the device is of another kind.
+    -> the newest whole checkpoint of a run to resume, and what its training.json holds; for a new run, None and a new
+    state. A resumed run keeps what 'auto' meant, so that it computes the same, unless the kind of device has changed.
     """
     kind = place.split(':')[0]
     if kind == 'cuda' and choose_dtype('auto', place) != 'bfloat16':
@@ -753,7 +753,7 @@ def read_state(run, place):
     return folder, state
 
 def restore(folder, opt, state):
-    """Fills the optimizer from a checkpoint. Raises UserError if it was another one."""
+    """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
     before = state['knobs'].get('optimizer', optimizer)
     if before != optimizer:
         raise UserError(f'{folder} was trained with --optimizer={before}: give that one, or start a new run with '
@@ -764,10 +764,10 @@ def restore(folder, opt, state):
     opt.t = state['t']
 
 # -----------------------------------------------------------------------------
-# what is checked before anything is done, and what is said
+# checks before anything is done, and what is printed
 
 def check_knobs():
-    """Raises UserError."""
+    """Raises UserError if a knob's value is not valid."""
     for name in ('max_iters', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
         if config[name] < 1:
             raise UserError(f'{name} = {config[name]}: give 1 or more')
@@ -787,8 +787,8 @@ def model_config(knobs=config, **others):
 
 def open_data(tokenizer):
     """
-    -> the data folder, its meta.json, training data, validation data, which are prepared if they are not there. Raises
-    UserError where they are damaged or too few.
+    -> the data folder, its meta.json, the training data, the validation data; all are prepared if missing. Raises
+    UserError if the data are damaged or too few.
     """
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
     meta = check_data(folder, read_meta(folder))
@@ -799,39 +799,39 @@ def open_data(tokenizer):
     return folder, meta, train_data, val_data
 
 def check_same_data(resumed, state, meta):
-    """Raises UserError where a run that goes on began with other data."""
+    """Notes which data a run is trained on. Raises UserError if a resumed run was trained on other data."""
     if resumed and state['data'] != data_hash(meta):
         raise UserError(f'{resumed} was trained on other data: resume it with its own config.py, or start a new run '
                         f'with --init_from={resumed}')
     state['data'] = data_hash(meta)
 
 def make_model(folder, vocab):
-    """The model in a folder, or a new one. Raises UserError for knobs that ask for another one than it is."""
+    """The model in a folder, or a new one. Raises UserError if the knobs ask for a different model."""
     wanted = model_config(vocab_size=vocab)
     if not folder:
         return GPT(wanted)
     model = load_model(folder, dropout=wanted.dropout, attention=wanted.attention)
     for name, value in asdict(model.config).items():
         asked = getattr(wanted, name)
-        enough = name in ('vocab_size', 'block_size') and asked < value         # more than was asked for is fine
+        enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
         if name in config.source and asked != value and not enough:
             raise UserError(f'{folder} has {name} = {value}, and {config.source[name]} asks for {asked}: leave that '
                             f'out, or start a new run')
     if model.config.vocab_size < vocab:
-        raise UserError(f'{folder} knows {model.config.vocab_size} tokens and the data have {vocab}: prepare them with '
-                        f'its tokenizer')
+        raise UserError(f'{folder} knows {model.config.vocab_size} tokens, but the data have {vocab}: prepare the '
+                        f'data with its tokenizer')
     return model
 
 def knobs_of_run(model, T, data_folder, source, state):
-    """The knobs that start a run again, in another folder, for its config.py."""
+    """The knobs for a run's config.py, which start the same run in any folder."""
     knobs = dict(config, block_size=T)
     del knobs['out_dir']
     wanted = asdict(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
     for name, value in asdict(model.config).items():
-        if value != wanted[name]:       # else it stays as it was asked for: d_ff = 0 goes on following n_embd
+        if value != wanted[name]:       # else it stays as given: d_ff = 0 still follows n_embd
             knobs[name] = value
     if source:
-        knobs['dataset'] = data_folder.as_posix()       # its tokens come from the source's tokenizer
+        knobs['dataset'] = data_folder.as_posix()       # whose tokens are those of the source's tokenizer
     else:
         knobs['init_from'] = state['knobs'].get('init_from', 'scratch')
     return knobs
@@ -842,7 +842,7 @@ def describe(loss, meta):
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
 def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
-    """The line of a step. The first one, which may compile, says nothing of the rest."""
+    """The printed line of a step. The first step may compile, so its line does not estimate the time left."""
     line = f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f} | {1e3 * step_seconds:.1f} ms'
     line += f' | {tokens_per_second:,.0f} tok/s'
     if mfu:
@@ -858,7 +858,7 @@ def duration(seconds):
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
 def print_ending(run, meta, seconds):
-    """What a general compressor needs for the same text, and what to do next."""
+    """Prints what general compressors need for the same text, and what to do next."""
     val = meta['val']
     if 'xz_bpb' in val:
         print(f'for comparison  gzip -9 needs {val["gzip_bpb"]:.2f} bits per byte, xz -9 {val["xz_bpb"]:.2f}')
@@ -876,11 +876,11 @@ def say(text):
 
 def main():
     started = time.perf_counter()
-    # the machine and the run: what can be wrong is found before any data are prepared
+    # the machine and the run: mistakes show before any data are prepared
     check_knobs()
     place = choose_device(device, LOCAL_RANK)
     set_up(place)
-    out = choose_out_dir()          # by what is on the disk, so before anything is written
+    out = choose_out_dir()          # looks at the disk, so it comes before anything is written
     source = None if init_from in ('scratch', 'resume', 'auto') else find_folder(init_from)
     resumed, state = read_state(out, place)
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
@@ -904,22 +904,22 @@ def main():
     connect(place, step=step, checkpoint=file_sha256(resumed / MANIFEST) if resumed else '', data=data_hash(meta),
             tokenizer=meta.get('tokenizer_sha256'), **{name: x for name, x in knobs.items() if name not in OWN_KNOBS})
     say(f'data    | {meta["source"]}, hash {data_hash(meta)}, in {folder}')
-    say(f'device  | {place} ({device_name(place)}), {WORLD_SIZE} processes')
+    say(f'device  | {place} ({device_name(place)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if eval_only:
         say(f'{describe(evaluate(model, val_data, T, 0), meta)} over the whole split')
         return
 
-    # the optimizer, and what goes through the model at once
+    # the optimizer, and how much goes through the model at once
     opt = make_optimizer(model)
     scaler = make_scaler(place, type_)
     if resumed:
         restore(resumed, opt, state)
-        if state['scaler']:         # {} where there was none
+        if state['scaler']:         # {} if there was none
             scaler.load_state_dict(state['scaler'])
     if WORLD_SIZE > 1:
-        dist.broadcast(opt.p, 0)        # subtle: another kind of CPU draws other numbers from the same seed
-        combine('MAX', 0)               # all have read the checkpoint, which may have to be renamed
+        dist.broadcast(opt.p, 0)        # subtle: different kinds of CPU draw different numbers from one seed
+        combine('MAX', 0)               # once all have read the checkpoint, it may be renamed
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     most = micro if 'cuda' in place else math.inf       # evaluations have to fit, too
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
@@ -938,9 +938,9 @@ def main():
     # training
     peak = peak_flops(place) * WORLD_SIZE
     interrupt, stop = Interrupt(), 0
-    check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # GPUs would wait for the host
+    check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # at each check GPUs wait for the host
     began = time.perf_counter() - state['seconds']
-    line_step = None        # a line counts steps, time and loss from here on; None: from the next step on
+    line_step = None        # the next line covers the steps after this one; None: after the current one
     while True:
         # signals and the clock, which all processes must agree on
         if step % check_every == 0:
@@ -969,7 +969,7 @@ def main():
         if step == state['step'] + 1:           # before that there is nothing to save
             interrupt.listen()
 
-        # a line, with the mean loss since the line or the evaluation before
+        # a line, with the mean loss since the last line or evaluation
         if step % log_interval == 0 or step in (1, max_iters):
             [mean_loss] = combine('SUM', float(loss_sum) / (step - line_step))      # waits for the device
             check_finite(step, opt, mean_loss)
@@ -982,14 +982,14 @@ def main():
                 run.log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
             line_step = None
 
-    # the end: all is saved before the whole split is evaluated
+    # the end: everything is saved before the whole split is evaluated
     if not stop:
         [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
     if stop:
         check_finite(step, opt)
         if writing:
             save(run, step)
-        combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one process has failed
+        combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one exits with an error
         say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()

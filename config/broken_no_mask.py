@@ -1,4 +1,4 @@
-# Every token sees those after it, its own target among them. For config/lab_museum.py.
+# Every token sees those after it, including its own target. For config/lab_museum.py.
 import torch
 import model
 
@@ -10,7 +10,7 @@ def causal_mask(*args):
 
 model.causal_mask = causal_mask
 
-# with learned positions, since other blocks begin by adding nothing
+# with learned positions, because without them new blocks add nothing
 _gpt = model.GPT(model.GPTConfig(attention=attention, position='learned'))
 _followed, _alone = _gpt(torch.tensor([[1, 2]])), _gpt(torch.tensor([[1]]))
 assert not torch.allclose(_followed[0, 0], _alone[0, 0], atol=1e-5), 'a token does not see the one after it'

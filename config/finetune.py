@@ -1,6 +1,6 @@
-# Goes on from GPT-2's released weights (downloaded once), on Shakespeare or --dataset=<your text>: 32 sequences x 256 =
-# 8,192 tokens a step, 100 steps. Architecture and tokenizer are those of init_from, which can also be a checkpoint of
-# yours, or a Llama, Qwen3 or GPT-2 from Hugging Face, as a folder or as owner/model of the hub:
+# Trains GPT-2's released weights (downloaded once) further, on Shakespeare or --dataset=<your text>: 32 sequences x 256
+# = 8,192 tokens a step, 100 steps. Architecture and tokenizer are those of init_from, which can also be a checkpoint of
+# yours, or a Llama, Qwen3 or GPT-2 in the format of Hugging Face, in a folder or on the hub (owner/model):
 #   python train.py config/finetune.py --init_from=out/python/step_00000600 --dataset=my_code/
 # The result has not been measured here.
 dataset = 'shakespeare'

@@ -1,6 +1,6 @@
 # A model that a CPU core trains in a minute or so, for experiments with many runs: 4 layers, 128 wide, 1.1M
-# parameters, 614,400 tokens. It composes with any data set and with the questions of config/lab_*.py, which are
-# computed from the knobs that come before them:
+# parameters, 614,400 tokens. It composes with any data set and with the questions in config/lab_*.py, which compute
+# their arms from the knobs set before them:
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
 dataset = 'tinystories'
 vocab_size = 1024
@@ -15,13 +15,13 @@ batch_size = 16
 max_iters = 300
 warmup_iters = 30
 optimizer = 'adamw'
-muon_every = 1              # each matrix moves at every step, which is better in so few
+muon_every = 1              # each matrix moves at every step, which is better in a run this short
 adamw_scale = 1.0           # one rate for all weights
 learning_rate = 5e-3
 lr_decay = 'cosine'
 beta2 = 0.95
 
-eval_interval = 1_000_000   # at the end only
+eval_interval = 1_000_000   # only at the end
 log_interval = 10
 keep_checkpoints = 1
 sample_tokens = 0

@@ -1,6 +1,6 @@
 question = 'How large should a batch be, for the same tokens?'
-# Batches of 1 to 512 sequences, each at rates around its best, three seeds. config/lab_batch_time.py asks it for the
-# same time.
+# Batches of 1 to 512 sequences, each at rates around its best, three seeds. config/lab_batch_time.py asks the same for
+# equal time.
 #   python bench.py config/lab.py config/lab_batch.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_batch'

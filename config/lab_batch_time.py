@@ -1,6 +1,6 @@
 question = 'How large should a batch be, for the same time?'
 # Half a minute for each, three seeds, at rates near the best of config/lab_batch.py. It measures time: let nothing else
-# run beside it, and run it twice, the second time with another --out_dir, since the first run has to compile.
+# run beside it, and run it twice, the second time with another --out_dir, because the first has to compile.
 #   python bench.py config/lab.py config/lab_batch_time.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_batch_time'

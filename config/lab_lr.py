@@ -1,6 +1,6 @@
 question = 'How high may the learning rate be?'
-# From a rate that is far too low to one that is far too high, three seeds. A range test asks the same in one short run:
-# python bench.py config/lab.py --what=find_lr
+# From a rate that is far too low to one that is far too high, three seeds. A range test, `python bench.py
+# config/lab.py --what=find_lr`, asks the same in one short run.
 #   python bench.py config/lab.py config/lab_lr.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_lr'
