@@ -162,10 +162,10 @@ def muon(p, g, m, lr, decay, dtype):
 
 @dataclass
 class Group:
-    """Weights that one rule moves, at `rate` times the learning rate, with one weight decay."""
+    """Weights that one rule moves, at lr_scale times the learning rate, with one weight decay."""
     names: list
     rule: str
-    rate: float
+    lr_scale: float
     decay: float
     part: slice = None      # where they lie in the optimizer's vectors
 
@@ -270,7 +270,7 @@ class Optimizer(torch.optim.Optimizer):
                 self.move(group)
 
     def move(self, group):
-        lr = self.lr * group.rate
+        lr = self.lr * group.lr_scale
         pieces = [x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
         for p, g, m, v in zip(*pieces):
             self.rules[group.rule](p, g, lr, group.decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
@@ -280,7 +280,7 @@ class Optimizer(torch.optim.Optimizer):
         Matrices of the same shape take turns: each moves once in muon_every steps, but that many times as far. With 4,
         a step of the default run takes an eighth less time, and the loss after equal time is 0.015 bits per byte lower.
         """
-        lr = self.lr * group.rate * self.muon_every
+        lr = self.lr * group.lr_scale * self.muon_every
         turn = self.t % self.muon_every
         self.m[group.part].lerp_(self.g[group.part], 0.05)
         start = group.part.start
@@ -299,16 +299,16 @@ def make_optimizer(model):
 # schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
 # 'cuda:1', and `type_` are what they mean on this machine
 
-def get_lr(it, max_lr, min_lr, warmup, cycle, decay):
+def get_lr(it, max_lr, min_lr, warmup, decay_end, decay):
     """
-    The learning rate at step `it`: it rises linearly from 0 for `warmup` steps, then falls to min_lr at step `cycle`,
+    The learning rate at step `it`: it rises linearly from 0 for `warmup` steps, then falls to min_lr at decay_end,
     linearly (arXiv:2502.15938) or as half a cosine.
     """
     if it < warmup:
         return max_lr * it / warmup
-    if it >= cycle:
+    if it >= decay_end:
         return min_lr
-    left = (cycle - it) / (cycle - warmup)
+    left = (decay_end - it) / (decay_end - warmup)
     if decay == 'cosine':
         left = 0.5 * (1 - math.cos(math.pi * left))
     return min_lr + left * (max_lr - min_lr)
@@ -427,16 +427,16 @@ def make_scaler(place, type_):
     return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens, most=math.inf):
+def evaluate(model, data, T, max_tokens, max_sequences=math.inf):
     """
-    Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T, `most` at a time. A
-    shorter last one counts only with 0, or if it is alone. The result is the same for any number of processes.
+    Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T, at most max_sequences
+    at a time. A shorter last one counts only with 0, or if it is alone. Any number of processes gets the same result.
     """
     model.eval()
     n = len(data) - 1           # every token but the first is a target
     if max_tokens:
         n = min(n, max_tokens)
-    starts, at_once = range(0, n - T + 1, T), max(min(8192 // T, most), 1)
+    starts, at_once = range(0, n - T + 1, T), max(min(8192 // T, max_sequences), 1)
     batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
     if n % T and (max_tokens == 0 or n < T):        # the last, shorter sequence
         batches.append([n - n % T])
@@ -637,7 +637,7 @@ class Run:
     tok: object             # the tokenizer; None if there is no tokenizer.json
     tok_path: Path
     T: int                  # tokens in a sequence
-    most: float             # how many sequences an evaluation may take at once
+    max_sequences: float             # how many sequences an evaluation may take at once
     log: Log = None         # only in the process that writes
     drawn: float = -math.inf        # when the picture was last drawn
 
@@ -646,7 +646,7 @@ def evaluate_and_save(run, step, last):
     model, opt, state = run.model, run.opt, run.state
     if WORLD_SIZE > 1:
         dist.broadcast(opt.p, 0)        # another card may have used another kernel and drifted by an ulp
-    val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.most)
+    val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.max_sequences)
     check_finite(step, opt, val_loss)
     state['evaluated'] = step
     state['best'] = min(state['best'], [step, val_loss], key=lambda entry: entry[1])
@@ -921,7 +921,7 @@ def main():
         dist.broadcast(opt.p, 0)        # subtle: different kinds of CPU draw different numbers from one seed
         combine('MAX', 0)               # once all have read the checkpoint, it may be renamed
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
-    most = micro if 'cuda' in place else math.inf       # evaluations have to fit, too
+    max_sequences = micro if 'cuda' in place else math.inf       # evaluations have to fit, too
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
@@ -929,7 +929,7 @@ def main():
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
-    run = Run(out, model, opt, scaler, state, meta, val_data, tok, tok_path, T, most)
+    run = Run(out, model, opt, scaler, state, meta, val_data, tok, tok_path, T, max_sequences)
     state.update(dtype=type_, compile=compiled)
     if writing:
         start_files(out, resumed, state, knobs)
@@ -993,7 +993,7 @@ def main():
         say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()
-    val_loss = evaluate(model, val_data, T, 0, most)
+    val_loss = evaluate(model, val_data, T, 0, max_sequences)
     if writing:
         run.log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         show_texts(run, 4, 3 * sample_tokens)
