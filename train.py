@@ -351,44 +351,6 @@ def divide_batch(T, place):
     most = 32768 if 'cuda' in place else 16384     # tokens at once: more would be no faster
     return micro_batch_size or largest_divisor(share, most // T)
 
-def fit_micro_batch(model, opt, data, T, place, micro):
-    """Halves the micro-batch until a step fits into the memory of every GPU, with something to spare. -> micro-batch"""
-    if WORLD_SIZE > 1:
-        dist.all_reduce(opt.g)          # so that NCCL allocates its buffers now
-    while True:
-        too_large = 0
-        try:
-            model(*data.batch([0] * micro, T, place)).backward()
-            torch.empty(3 * len(opt.p), device=place)           # what AdamW needs when it is not compiled
-            free, total = torch.cuda.mem_get_info(place)
-            too_large = int(free < 0.02 * total)
-        except RuntimeError as e:       # from torch, Triton or cuBLAS
-            if not re.search('out of memory|ALLOC_FAILED', str(e)):
-                raise
-            too_large = 1
-        torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory alive
-        if combine('MAX', too_large) == [0]:
-            return micro
-        if micro == 1 or micro_batch_size:
-            raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
-                            f'which trains the same, or, if it is 1, a smaller --block_size or model')
-        micro = largest_divisor(micro, micro // 2)
-
-def compile_and_fit(model, opt, data, T, place, before):
-    """
-    -> the model, compiled or not; whether it is compiled; how many sequences go through it at once. before:
-    whether a resumed run was compiled, or 'auto' if that is still open.
-    """
-    flops = max_iters * batch_size * T * model.flops_per_token(T)
-    compiled = choose_compile(before if compile == 'auto' else compile, place, flops)
-    fast = torch.compile(model, dynamic=False) if compiled else model
-    if compiled:
-        opt.compile()
-    micro = divide_batch(T, place)
-    if 'cuda' in place:
-        micro = fit_micro_batch(fast, opt, data, T, place, micro)
-    return fast, compiled, micro
-
 def micro_batches(data, first, step, T, micro, place):
     """
     Yields this process's share of a step, micro-batch by micro-batch. It depends only on the seed and on `first`, the
@@ -449,6 +411,15 @@ def evaluate(model, data, T, max_tokens, max_sequences=math.inf):
     total, count = combine('SUM', total, count)
     return total / count
 
+def combine(op, *numbers):
+    """The sum ('SUM') or the largest ('MAX') of each number over all processes."""
+    if WORLD_SIZE == 1:
+        return list(numbers)
+    place = 'cuda' if dist.get_backend() == 'nccl' else 'cpu'
+    numbers = torch.tensor(numbers, dtype=torch.float64, device=place)
+    dist.all_reduce(numbers, getattr(dist.ReduceOp, op))
+    return numbers.tolist()
+
 def check_finite(step, opt, loss=0.0):
     """Raises Diverged unless the loss and all weights are finite."""
     if not math.isfinite(loss) or not opt.p.sum().isfinite():
@@ -456,8 +427,140 @@ def check_finite(step, opt, loss=0.0):
                        f'saved: resume, or start again, with a lower --learning_rate or more --warmup_iters')
 
 # -----------------------------------------------------------------------------
-# The evening's reading goes on at main. What comes before it is reference: signals, processes, files, checks.
+# a run: what it holds, its evaluations, its checkpoints
+
+# what a run needs to resume, kept in training.json. read_state() adds the kind of device, check_same_data() the hash
+# of the data, save() the optimizer's t and the scaler's state
+NEW_STATE = dict(
+    step=0, sequences=0,                # optimizer steps and training sequences so far
+    seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the end of the first step
+    evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one, and its loss
+    dtype='auto', compile='auto',       # what was used, which 'auto' means when resumed
+    knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
+)
+
+@dataclass
+class Run:
+    """What is evaluated, logged and saved."""
+    folder: Path
+    model: GPT
+    opt: Optimizer
+    scaler: torch.amp.GradScaler
+    state: dict             # see NEW_STATE
+    meta: dict              # meta.json of the data
+    val_data: Shards
+    tok: object             # the tokenizer; None if there is no tokenizer.json
+    tok_path: Path
+    T: int                  # tokens in a sequence
+    max_sequences: float             # how many sequences an evaluation may take at once
+    log: 'Log' = None       # only in the process that writes
+    drawn: float = -math.inf        # when the picture was last drawn
+
+def evaluate_and_save(run, step, last):
+    """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
+    model, opt, state = run.model, run.opt, run.state
+    if WORLD_SIZE > 1:
+        dist.broadcast(opt.p, 0)        # another card may have used another kernel and drifted by an ulp
+    val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.max_sequences)
+    check_finite(step, opt, val_loss)
+    state['evaluated'] = step
+    state['best'] = min(state['best'], [step, val_loss], key=lambda entry: entry[1])
+    say(f'step {step} | {describe(val_loss, run.meta)}')
+    if not run.log:
+        return
+    run.log(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
+            val_bpb=bits_per_byte(val_loss, run.meta))
+    save(run, step, last)
+    if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
+        run.drawn = time.monotonic()
+        with optional(f'{run.folder}/curves.png'):
+            draw_curves(run.folder)
+    if not last:
+        show_texts(run, 1, sample_tokens)
+
+def show_texts(run, n, length):
+    """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
+    opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
+    if length and run.tok:
+        for text in peek(run.model, run.tok, opening, n, length, seed):
+            say('-' * 40 + '\n' + text)
+
+def save(run, step, last=True):
+    """
+    Writes step_<step>/ and drops old checkpoints, but never the best. If that fails, raises UserError, or
+    only says so if this is not the last save.
+    """
+    folder = run.folder / f'step_{step:08d}'
+    if not folder.exists():
+        state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
+        try:
+            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors(),
+                            model_card(run, step))
+        except UserError as e:
+            if last:
+                raise UserError(f'{e}: fix that, and go on with --init_from=resume')
+            say(f'{e}; training goes on, and the next evaluation tries again')
+            return          # old ones are dropped only for a new one
+    best_step, _ = run.state['best']
+    for old in checkpoints(run.folder)[:-keep_checkpoints]:
+        if int(old.name[5:]) != best_step:
+            remove_checkpoint(old)
+
+def restore(folder, opt, state):
+    """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
+    before = state['knobs'].get('optimizer', optimizer)
+    if before != optimizer:
+        raise UserError(f'{folder} was trained with --optimizer={before}: give that one, or start a new run with '
+                        f'--init_from={folder}')
+    views = opt.tensors()
+    for name, tensor in load_file(folder / 'training.safetensors').items():
+        views[name].copy_(tensor)
+    opt.t = state['t']
+
+# -----------------------------------------------------------------------------
+# The evening's reading ends here, but for main. In between is reference: memory, signals, files, checks.
 #
+# how much fits onto the machine
+
+def fit_micro_batch(model, opt, data, T, place, micro):
+    """Halves the micro-batch until a step fits into the memory of every GPU, with something to spare. -> micro-batch"""
+    if WORLD_SIZE > 1:
+        dist.all_reduce(opt.g)          # so that NCCL allocates its buffers now
+    while True:
+        too_large = 0
+        try:
+            model(*data.batch([0] * micro, T, place)).backward()
+            torch.empty(3 * len(opt.p), device=place)           # what AdamW needs when it is not compiled
+            free, total = torch.cuda.mem_get_info(place)
+            too_large = int(free < 0.02 * total)
+        except RuntimeError as e:       # from torch, Triton or cuBLAS
+            if not re.search('out of memory|ALLOC_FAILED', str(e)):
+                raise
+            too_large = 1
+        torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory alive
+        if combine('MAX', too_large) == [0]:
+            return micro
+        if micro == 1 or micro_batch_size:
+            raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
+                            f'which trains the same, or, if it is 1, a smaller --block_size or model')
+        micro = largest_divisor(micro, micro // 2)
+
+def compile_and_fit(model, opt, data, T, place, before):
+    """
+    -> the model, compiled or not; whether it is compiled; how many sequences go through it at once. before:
+    whether a resumed run was compiled, or 'auto' if that is still open.
+    """
+    flops = max_iters * batch_size * T * model.flops_per_token(T)
+    compiled = choose_compile(before if compile == 'auto' else compile, place, flops)
+    fast = torch.compile(model, dynamic=False) if compiled else model
+    if compiled:
+        opt.compile()
+    micro = divide_batch(T, place)
+    if 'cuda' in place:
+        micro = fit_micro_batch(fast, opt, data, T, place, micro)
+    return fast, compiled, micro
+
+# -----------------------------------------------------------------------------
 # signals, and several processes
 
 class Interrupt:
@@ -499,15 +602,6 @@ def connect(place, **shared):
         here = ', '.join(f'{name} = {shared[name]!r}' for name in differ)
         raise UserError(f'the processes do not have the same {" and ".join(differ)} (here {here}): start all of them '
                         f'with the same command, data and run folder')
-
-def combine(op, *numbers):
-    """The sum ('SUM') or the largest ('MAX') of each number over all processes."""
-    if WORLD_SIZE == 1:
-        return list(numbers)
-    place = 'cuda' if dist.get_backend() == 'nccl' else 'cpu'
-    numbers = torch.tensor(numbers, dtype=torch.float64, device=place)
-    dist.all_reduce(numbers, getattr(dist.ReduceOp, op))
-    return numbers.tolist()
 
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
@@ -624,52 +718,6 @@ class Log:
                 works.log(entry, step=entry['step'])
                 self.wandb = works
 
-@dataclass
-class Run:
-    """What is evaluated, logged and saved."""
-    folder: Path
-    model: GPT
-    opt: Optimizer
-    scaler: torch.amp.GradScaler
-    state: dict             # see NEW_STATE
-    meta: dict              # meta.json of the data
-    val_data: Shards
-    tok: object             # the tokenizer; None if there is no tokenizer.json
-    tok_path: Path
-    T: int                  # tokens in a sequence
-    max_sequences: float             # how many sequences an evaluation may take at once
-    log: Log = None         # only in the process that writes
-    drawn: float = -math.inf        # when the picture was last drawn
-
-def evaluate_and_save(run, step, last):
-    """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
-    model, opt, state = run.model, run.opt, run.state
-    if WORLD_SIZE > 1:
-        dist.broadcast(opt.p, 0)        # another card may have used another kernel and drifted by an ulp
-    val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.max_sequences)
-    check_finite(step, opt, val_loss)
-    state['evaluated'] = step
-    state['best'] = min(state['best'], [step, val_loss], key=lambda entry: entry[1])
-    say(f'step {step} | {describe(val_loss, run.meta)}')
-    if not run.log:
-        return
-    run.log(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
-            val_bpb=bits_per_byte(val_loss, run.meta))
-    save(run, step, last)
-    if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
-        run.drawn = time.monotonic()
-        with optional(f'{run.folder}/curves.png'):
-            draw_curves(run.folder)
-    if not last:
-        show_texts(run, 1, sample_tokens)
-
-def show_texts(run, n, length):
-    """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
-    opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    if length and run.tok:
-        for text in peek(run.model, run.tok, opening, n, length, seed):
-            say('-' * 40 + '\n' + text)
-
 def draw_curves(run):
     """Draws curves.png: the loss, and beside it the learning rate, the norm of the gradient and the speed."""
     from matplotlib.figure import Figure
@@ -705,37 +753,6 @@ A language model of {model.num_params():,} parameters with a vocabulary of {mode
     python train.py {shlex.join(sys.argv[1:])}
 """
 
-def save(run, step, last=True):
-    """
-    Writes step_<step>/ and drops old checkpoints, but never the best. If that fails, raises UserError, or
-    only says so if this is not the last save.
-    """
-    folder = run.folder / f'step_{step:08d}'
-    if not folder.exists():
-        state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
-        try:
-            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors(),
-                            model_card(run, step))
-        except UserError as e:
-            if last:
-                raise UserError(f'{e}: fix that, and go on with --init_from=resume')
-            say(f'{e}; training goes on, and the next evaluation tries again')
-            return          # old ones are dropped only for a new one
-    best_step, _ = run.state['best']
-    for old in checkpoints(run.folder)[:-keep_checkpoints]:
-        if int(old.name[5:]) != best_step:
-            remove_checkpoint(old)
-
-# what a run needs to resume, kept in training.json. read_state() adds the kind of device, check_same_data() the hash
-# of the data, save() the optimizer's t and the scaler's state
-NEW_STATE = dict(
-    step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the end of the first step
-    evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one, and its loss
-    dtype='auto', compile='auto',       # what was used, which 'auto' means when resumed
-    knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
-)
-
 def read_state(run, place):
     """
     -> the newest whole checkpoint of a run to resume, and what its training.json holds; for a new run, None and a new
@@ -751,17 +768,6 @@ def read_state(run, place):
     if state['device'] != kind:
         state.update(device=kind, dtype='auto', compile='auto')
     return folder, state
-
-def restore(folder, opt, state):
-    """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
-    before = state['knobs'].get('optimizer', optimizer)
-    if before != optimizer:
-        raise UserError(f'{folder} was trained with --optimizer={before}: give that one, or start a new run with '
-                        f'--init_from={folder}')
-    views = opt.tensors()
-    for name, tensor in load_file(folder / 'training.safetensors').items():
-        views[name].copy_(tensor)
-    opt.t = state['t']
 
 # -----------------------------------------------------------------------------
 # checks before anything is done, and what is printed
@@ -950,7 +956,7 @@ def main():
 
         # evaluate and save
         last = finished(step, state)
-        if (last or step % eval_interval == 0) and not stop and step != state['evaluated']:     # not at step 0
+        if (last or step % eval_interval == 0) and not stop and step != state['evaluated']:     # 0 at first
             evaluate_and_save(run, step, last)
             line_step = None
         if stop or last:
