@@ -7,7 +7,6 @@ transformers, the plain form, a file on disk) or checks a property that has to h
 """
 import gzip
 import hashlib
-import http.server
 import importlib
 import io
 import itertools
@@ -23,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import unicodedata
 from collections import Counter
@@ -33,6 +31,7 @@ from functools import partial
 from pathlib import Path
 
 import fsspec
+import huggingface_hub
 import numpy as np
 import pytest
 import regex
@@ -119,6 +118,10 @@ def write_corpus(path='corpus.txt', documents=30):
     parts = parts_of(CODE, len(CODE) // documents)
     write(path, parts[:documents])
 
+def rows(table):
+    """The lines of a table, each cut at ' | '."""
+    return [line.split(' | ') for line in table.strip().splitlines()]
+
 # every character that this Python knows: the newest ones are letters to one library and nothing to another
 CHARS = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ('Cn', 'Cs')]
 
@@ -149,12 +152,12 @@ def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
     assert knobs_after('--a=10', 'c.py')['a'] == 8
     assert knobs_after('--a=10', 'c.py', 'c.py')['a'] == 7
 
-@parametrize('argument, says', [
-    ('--zzz=1', '--help'),
-    ('--on=1', 'True or False'),
-    ('--lr=inf', 'a number'),
-    ('--a', '--a=value'),
-])
+@parametrize('argument, says', rows('''
+--zzz=1 | --help
+--on=1 | True or False
+--lr=inf | a number
+--a | --a=value
+'''))
 def test_an_argument_that_can_not_be_read_is_an_error_that_says_what_to_do(argument, says):
     with user_error(says):
         knobs_after(argument)
@@ -226,12 +229,12 @@ def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, 
     line, = capsys.readouterr().err.strip().splitlines()
     assert says in line
 
-@parametrize('name, line', [
-    ('train', '--n_kv_head=0 .* heads of keys and values'),
-    ('sample', '--top_k=0 .* only the k likeliest'),
-    ('prepare', '--pattern=.gpt2. .* how bpe cuts'),
-    ('bench', '--learning_rate=0.006 .* the highest'),
-])
+@parametrize('name, line', rows('''
+train | --n_kv_head=0 .* heads of keys and values
+sample | --top_k=0 .* only the k likeliest
+prepare | --pattern=.gpt2. .* how bpe cuts
+bench | --learning_rate=0.006 .* the highest
+'''))
 def test_help_prints_every_knob_with_its_comment(name, line):
     out = launch(HERE / f'{name}.py', '--help').stdout
     assert re.search(line, out)
@@ -267,10 +270,7 @@ def test_the_plain_form_trains_as_worked_out_by_hand():
 def tied_text():
     """Short words of a few letters, whose pairs are often equally frequent and often overlap."""
     letters = random.choice(['a', 'ab', 'abc', 'aé', 'ab '])
-    words = []
-    for _ in range(random.randrange(1, 12)):
-        word = random.choices(letters, k=random.randrange(1, 9))
-        words.append(''.join(word))
+    words = [''.join(random.choices(letters, k=random.randrange(1, 9))) for _ in range(random.randrange(1, 12))]
     return ' '.join(random.choices(words, k=random.randrange(1, 120)))
 
 def test_training_equals_the_plain_form_on_texts_full_of_ties():
@@ -487,32 +487,28 @@ def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind
         assert theirs.decode(ids, skip_special_tokens=False) == tok.decode(ids)
 
 @parametrize('pattern', PATTERNS)
-def test_the_files_of_a_tokenizer_that_hugging_face_made_keep_its_ids(pattern):
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Theirs
-    theirs = Theirs(models.BPE())
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == 'gpt2')
-    theirs.pre_tokenizer = level
-    if pattern != 'gpt2':
-        split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), 'removed', invert=True)
-        theirs.pre_tokenizer = pre_tokenizers.Sequence([split, level])
-    theirs.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=[END_OF_TEXT], show_progress=False,
-                                  initial_alphabet=level.alphabet())
-    theirs.train_from_iterator([CODE], trainer)
+def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
+    import tokenizers
+    _, merges = train_on(CODE[:20_000], 500, pattern=pattern)
+    tokens = [END_OF_TEXT.encode(), *byte_tokenizer([]).vocab.values(), *[a + b for a, b in merges]]
+    Tokenizer(dict(enumerate(tokens)), merges, [END_OF_TEXT], pattern).save('ours.json')
+    theirs = tokenizers.Tokenizer.from_file('ours.json')
     theirs.model.save('.')          # as GPT-2 came: vocab.json and merges.txt
     theirs.add_special_tokens(['<|pad|>'])
-    theirs.save('theirs.json')
+    theirs.save('theirs.json', pretty=False)
+    text = Path('theirs.json').read_text(encoding='utf-8')
+    says_the_same = text.replace('"Isolated","invert":false', '"Removed","invert":true')
+    Path('theirs.json').write_text(says_the_same, encoding='utf-8')
 
     one = Tokenizer.load('theirs.json')
     pair = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=pattern)
-    assert one.special_ids == pair.special_ids | {'<|pad|>': 500} == {END_OF_TEXT: 0, '<|pad|>': 500}
+    assert one.special_ids == pair.special_ids | {'<|pad|>': 501} == {END_OF_TEXT: 0, '<|pad|>': 501}
     text = CODE[:5000] + END_OF_TEXT + "déjà 你好  12345\t\r\n\n it's"
     for tok in one, pair:
         ids = tok.encode(text)
         assert ids == theirs.encode(text).ids
         assert tok.decode(ids) == text
-    assert one.encode('a <|pad|> b') == theirs.encode('a <|pad|> b').ids
+    assert one.merges == merges         # and it is one of ours
 
 # -----------------------------------------------------------------------------
 
@@ -528,7 +524,7 @@ gpt2 | "BPE" | "BPE", "byte_fallback": true
 gpt2 | "BPE" | "BPE", "ignore_merges": true
 gpt2 | "lstrip": false | "lstrip": true
 gpt2 | "single_word": false | "single_word": true
-'''.strip().splitlines()
+'''
 REFUSED = r'''
 gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]}
 gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": {
@@ -549,20 +545,19 @@ word | "Removed" | "Contiguous"
 word | "unk_token": "<unk>" | "unk_token": "the"
 char | "invert": true | "invert": false
 char | "a": 1 | "a": 77
-'''.strip().splitlines()
+'''
 
-def save_changed(case):
+def save_changed(kind, old, new):
     """Saves a tokenizer as t.json and changes the file."""
-    kind, old, new = case.split(' | ')
     some_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
     load_tokenizer('t.json')
     text = json.dumps(configurator.read_json('t.json'))
     assert old in text
     Path('t.json').write_text(text.replace(old, new, 1))
 
-@parametrize('case', REFUSED)
-def test_a_file_that_does_not_fit_together_is_refused(case):
-    save_changed(case)
+@parametrize('kind, old, new', rows(REFUSED))
+def test_a_file_that_does_not_fit_together_is_refused(kind, old, new):
+    save_changed(kind, old, new)
     with user_error('t.json is not a tokenizer this project can use'):
         load_tokenizer('t.json')
 
@@ -574,10 +569,10 @@ def same_as_theirs(tok, theirs):
         assert tok.encode(text) == tok.encode_ordinary(text) == tok.encode_to_numpy(text).tolist() == ids
         assert theirs.decode(ids, skip_special_tokens=False).lstrip(' ') == tok.decode(ids).lstrip(' ')
 
-@parametrize('case', OTHERS)
-def test_a_file_that_asks_for_more_has_the_ids_of_tokenizers(case):
+@parametrize('kind, old, new', rows(OTHERS))
+def test_a_file_that_asks_for_more_has_the_ids_of_tokenizers(kind, old, new):
     import tokenizers
-    save_changed(case)
+    save_changed(kind, old, new)
     same_as_theirs(load_tokenizer('t.json'), tokenizers.Tokenizer.from_file('t.json'))
 
 def save_smollm():
@@ -590,18 +585,17 @@ def save_smollm():
 
 def save_llama2():
     """A tokenizer.json like that of Llama 2 and TinyLlama: ▁ for a space, no pattern, bytes for unknown characters."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
-    theirs = Tokenizer(models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    tokens = ['<unk>', '<s>', '</s>', *[f'<0x{b:02X}>' for b in range(256)], *sorted({*CODE[:20_000], '▁'})]
+    merges = [('▁', 't'), ('h', 'e'), ('▁t', 'he'), ('▁', '▁'), ('e', 'n')]
+    tokens += [a + b for a, b in merges]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    theirs = Tokenizer(models.BPE(vocab, merges, unk_token='<unk>', byte_fallback=True, fuse_unk=True))
     theirs.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
     theirs.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()])
     theirs.post_processor = processors.TemplateProcessing('<s> $A', special_tokens=[('<s>', 1)])
-    all_bytes = [f'<0x{b:02X}>' for b in range(256)]
-    special = ['<unk>', '<s>', '</s>', *all_bytes]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
-    theirs.train_from_iterator(CODE[:20_000].splitlines(), trainer)
-    data = json.loads(theirs.to_str())
-    del data['added_tokens'][3:]        # bytes are no special tokens
-    Path('t.json').write_text(json.dumps(data))
+    theirs.add_special_tokens(tokens[:3])
+    theirs.save('t.json')
 
 @parametrize('make, end, opening', [(save_smollm, END_OF_TEXT, []), (save_llama2, '</s>', ['<s>'])])
 def test_the_tokenizers_of_known_models_open_with_their_ids(make, end, opening):
@@ -746,28 +740,12 @@ def test_functions_are_those_of_torch():
         close(model_module.softmax(y, 1), y.softmax(1))
         close(model_module.cross_entropy(y, targets), F.cross_entropy(y, targets))
 
-def test_attention_and_norms_are_those_of_torch():
+def test_attention_is_that_of_torch_with_any_mask():
     q, k, v = torch.randn(3, 2, 4, 5, 8)
-    y = model_module.scaled_dot_product_attention(q, k, v)
-    close(y, F.scaled_dot_product_attention(q, k, v))
-    x = 3 + torch.randn(7, 30)
     window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
-    y = model_module.scaled_dot_product_attention(q, k, v, window)
-    close(y, model_module.fused_attention(q, k, v, window))
-    rms = model_module.RMSNorm(30, 1e-3)
-    close(rms(x), F.rms_norm(x, (30,), eps=1e-3))
-    layer = model_module.LayerNorm(30, 1e-3, bias=True)
-    close(layer(x), F.layer_norm(x, (30,), eps=1e-3))
-
-@parametrize('rows', [1, 5, 40])
-@torch.no_grad()
-def test_a_linear_layer_is_that_of_torch_for_few_rows_and_many(rows):
-    x = torch.randn(1, rows, 30)
-    layer = model_module.Linear(30, 20, bias=True)
-    layer.bias.normal_()
-    want = F.linear(x, layer.weight, layer.bias)
-    close(layer(x), want)
-    close(layer(x.bfloat16()), want.bfloat16(), rtol=0.03, atol=0.03)
+    for mask in None, window:
+        want = F.scaled_dot_product_attention(q, k, v, mask)
+        close(model_module.scaled_dot_product_attention(q, k, v, mask), want)
 
 @pytest.mark.skipif(not model_module.can_pack('cpu'), reason='needs FBGEMM')
 @parametrize('knobs', [dict(bias=True), dict(tie_weights=False)])
@@ -937,14 +915,6 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
             logits = model(new[:, None], cache=cache, decode=True)
             lengths = lengths + 1
 
-@torch.no_grad()
-def test_a_prompt_of_one_token_is_a_prompt_in_a_used_cache_too():
-    model = small_gpt()
-    cache = model_module.KVCache(model, 1, 16)
-    for prompt in random_ids(1, 5), random_ids(1, 1):
-        close(model(prompt, cache=cache), model(prompt)[:, -1:])
-        assert cache.lengths == prompt.size(1)
-
 @parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
 def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs):
     from transformers import AutoModelForCausalLM
@@ -996,8 +966,6 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
         table.data[1100:] = 9.0
     assert torch.equal(model(idx), logits)
     assert torch.equal(model(idx, idx), loss)
-    for ids in sample.generate(model, idx.tolist(), 20):
-        assert max(ids) < 1100
 
 # -----------------------------------------------------------------------------
 # folders, our own and those of others
@@ -1091,43 +1059,40 @@ def test_gpt2_loads_as_the_hub_has_it():
 
 # names of llama.cpp, and ours
 WEIGHTS_OF_GGUF = '''
-token_embd model.embed_tokens
-position_embd model.embed_positions
-output_norm model.norm
-output lm_head
-attn_norm input_layernorm
-attn_q self_attn.q_proj
-attn_k self_attn.k_proj
-attn_v self_attn.v_proj
-attn_qkv self_attn.qkv_proj
-attn_q_norm self_attn.q_norm
-attn_k_norm self_attn.k_norm
-attn_output self_attn.o_proj
-ffn_norm post_attention_layernorm
-ffn_gate mlp.gate_proj
-ffn_up mlp.up_proj
-ffn_down mlp.down_proj
+token_embd | model.embed_tokens
+position_embd | model.embed_positions
+output_norm | model.norm
+output | lm_head
+attn_norm | input_layernorm
+attn_q | self_attn.q_proj
+attn_k | self_attn.k_proj
+attn_v | self_attn.v_proj
+attn_qkv | self_attn.qkv_proj
+attn_q_norm | self_attn.q_norm
+attn_k_norm | self_attn.k_norm
+attn_output | self_attn.o_proj
+ffn_norm | post_attention_layernorm
+ffn_gate | mlp.gate_proj
+ffn_up | mlp.up_proj
+ffn_down | mlp.down_proj
 '''
 FIELDS_OF_GGUF = '''
-context_length block_size
-block_count n_layer
-embedding_length n_embd
-feed_forward_length d_ff
-attention.head_count n_head
-attention.head_count_kv n_kv_head
-attention.key_length head_dim
-attention.value_length head_dim
-attention.layer_norm_epsilon norm_eps
-attention.layer_norm_rms_epsilon norm_eps
-rope.freq_base rope_theta
+context_length | block_size
+block_count | n_layer
+embedding_length | n_embd
+feed_forward_length | d_ff
+attention.head_count | n_head
+attention.head_count_kv | n_kv_head
+attention.key_length | head_dim
+attention.value_length | head_dim
+attention.layer_norm_epsilon | norm_eps
+attention.layer_norm_rms_epsilon | norm_eps
+rope.freq_base | rope_theta
 '''
-
-def pairs_in(table):
-    return [line.split() for line in table.strip().splitlines()]
 
 def weights_of_gguf(reader, kind, c):
     """The state_dict in a GGUF file, without a tied head."""
-    weights, ours = {}, dict(pairs_in(WEIGHTS_OF_GGUF))
+    weights, ours = {}, dict(rows(WEIGHTS_OF_GGUF))
     heads = dict(attn_q=c.n_head, attn_k=c.n_kv_head) if kind == 'llama' else {}
     for tensor in reader.tensors:
         x = torch.tensor(tensor.data)
@@ -1160,7 +1125,7 @@ def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
 
     c, kind = model.config, name.split()[0]
     assert fields['general.architecture'] == kind
-    for key, ours in pairs_in(FIELDS_OF_GGUF):
+    for key, ours in rows(FIELDS_OF_GGUF):
         assert fields[f'{kind}.{key}'] == pytest.approx(getattr(c, ours)), key
     want = model.state_dict()
     if c.tie_weights:
@@ -1180,28 +1145,16 @@ def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     assert fields['tokenizer.ggml.token_type'] == [1] * eot + [3] + [5] * (1099 - eot)  # normal, control, unused
     assert not fields['tokenizer.ggml.add_bos_token']
 
-@parametrize('type_, number', [('float16', 1), ('bfloat16', 30)])
-def test_a_gguf_file_has_matrices_in_the_type_that_is_asked_for(type_, number, small_bpe):
-    import gguf
-    model = small_gpt(vocab_size=300)
-    model_module.write_gguf('m.gguf', model, small_bpe, None, type_)
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader('m.gguf').tensors}
-    assert tensors['output_norm.weight'].tensor_type == 0
-    table = tensors['token_embd.weight']
-    assert table.tensor_type == number
-    x = torch.tensor(table.data).view(getattr(torch, type_))
-    assert torch.equal(x, model.lm_head.weight.to(x.dtype))
-
-def test_sample_writes_a_gguf_file_in_float16_by_itself(small_bpe):
+@parametrize('dtype, number', [('auto', 1), ('bfloat16', 30)])
+def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, small_bpe):
     import gguf
     folder = save(small_gpt(vocab_size=300), eot=7)
     os.remove(folder / 'manifest.json')
     Path('README.md').touch()
     small_bpe.save(folder / 'tokenizer.json')
-    assert small_bpe.eot not in (None, 7)
-    run_main(sample, out_dir=str(folder), gguf='new/m.gguf')
+    run_main(sample, out_dir=str(folder), gguf='new/m.gguf', dtype=dtype)
     reader = gguf.GGUFReader('new/m.gguf')
-    assert {tensor.tensor_type for tensor in reader.tensors} == {0, 1}
+    assert {len(tensor.shape): tensor.tensor_type for tensor in reader.tensors} == {1: 0, 2: number}
     assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
     with user_error('cannot write README.md/m.gguf'):
         run_main(sample, out_dir=str(folder), gguf='README.md/m.gguf')
@@ -1226,11 +1179,10 @@ config.json | embeddings": | embeddings": 1000000000
 config.json | "vocab_size": 50 | "vocab_size": 60
 model.safetensors | embed_tokens | my_embedding
 model.safetensors | { | [
-'''.strip().splitlines()
+'''
 
-@parametrize('case', MISFITS)
-def test_a_folder_that_does_not_fit_is_one_error(case):
-    name, old, new = case.split(' | ')
+@parametrize('name, old, new', rows(MISFITS))
+def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
     folder = save(small_gpt('llama'))
     os.remove(folder / 'manifest.json')
     change(folder / name, old, new)
@@ -1328,45 +1280,17 @@ def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(mon
 
 # a hub on this machine: hub/<name> is me/<name>
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        found = re.search(r'/([^/]+)/(revision|tree|resolve)/[^/?]+/?([^?]*)', self.path)
-        name, what, file = found.groups() if found else ('', '', '')
-        folder = Path('hub', name or 'none')
-        names = os.listdir(folder) if folder.exists() else []
-        answer = b''
-        if what == 'revision':
-            answer = json.dumps(dict(id='x', sha='c' * 40, siblings=[dict(rfilename=n) for n in names])).encode()
-        elif what == 'tree':
-            files = [dict(type='file', path=n, oid=n, size=(folder / n).stat().st_size) for n in names]
-            answer = json.dumps(files).encode()
-        elif names:
-            answer = (folder / file).read_bytes()
-        self.send_response(200 if names else 404)
-        self.send_header('Content-Length', len(answer))
-        self.send_header('ETag', hashlib.sha256(answer).hexdigest())
-        self.send_header('X-Repo-Commit', 'c' * 40)
-        self.end_headers()
-        if self.command == 'GET':
-            self.server.sent.append(file or what)
-            self.wfile.write(answer)
-    do_HEAD = do_GET
-
-    def log_message(self, *args):
-        pass
+def copy_wanted(repo, **wanted):
+    """What stands for huggingface_hub.snapshot_download: copies the files that are not there yet."""
+    there, here = Path('hub', repo.split('/')[1]), Path('cache', repo)
+    here.mkdir(parents=True, exist_ok=True)
+    for name in huggingface_hub.utils.filter_repo_objects(os.listdir(there), **wanted):
+        shutil.copy(there / name, here)
+    return here
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A server; .sent are the files that it has sent."""
-    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
-    server.sent = []
-    threading.Thread(target=server.serve_forever).start()
-    # for processes of their own: huggingface_hub reads these once
-    monkeypatch.setenv('HF_ENDPOINT', f'http://127.0.0.1:{server.server_port}')
-    monkeypatch.setenv('HF_HOME', os.getcwd())
-    yield server
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr('huggingface_hub.snapshot_download', copy_wanted)
 
 def put_on_hub(name):
     """A model in a folder of the hub: a checkpoint of ours, or what transformers saved, in several files."""
@@ -1379,46 +1303,23 @@ def put_on_hub(name):
     Path(f'hub/{name}/pytorch_model.bin').touch()
 
 @parametrize('name', ['ours', 'theirs'])
-def test_a_model_of_the_hub_is_downloaded_once_and_generates(name, hub):
+def test_a_model_of_the_hub_is_downloaded_and_generates(name, hub, capsys):
     put_on_hub(name)
-    line = HERE / 'sample.py', '--num_samples=1', '--max_new_tokens=5', '--start=a'
-    here = launch(*line, f'--out_dir=hub/{name}').stdout
-    assert launch(*line, f'--out_dir=me/{name}').stdout == here
-    sent = [file for file in hub.sent if '.' in file]
-    needed = [p.name for p in Path('hub', name).iterdir() if p.match('model*.safetensors') or p.match('*.json')]
-    assert sorted(sent) == sorted({*needed} - {'manifest.json'})
-    hub.sent.clear()
-    assert launch(*line, f'--out_dir=me/{name}').stdout == here
-    assert not [file for file in hub.sent if '.' in file]
+    texts = []
+    for out_dir in f'hub/{name}', f'me/{name}':
+        run_main(sample, out_dir=out_dir, num_samples=1, max_new_tokens=5, start='a')
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    needed = [file for file in os.listdir(f'hub/{name}') if re.match(r'model.*\.safetensors|(?!manifest).*\.json', file)]
+    assert sorted(os.listdir(f'cache/me/{name}')) == sorted(needed)
 
-HUB_CALLS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from configurator import UserError
-from model import find_folder
-from prepare import DATASETS, DOWNLOADS, fetch
-
-DOWNLOADS.mkdir(parents=True)
-name = 'TinyStoriesV2-GPT4-valid.txt'
-fetch([DOWNLOADS / name], DATASETS['tinystories'])
-print((DOWNLOADS / name).read_text())
-for name in ('me/none', 'gpt2', 'nothing', 'me/other'):
-    try:
-        find_folder(name)
-    except UserError as e:
-        print(e)
-"""
-
-def test_data_come_from_the_hub_and_a_wrong_name_is_one_error(hub):
+def test_a_wrong_name_of_a_model_is_one_error_before_weights_are_downloaded(hub):
     put_on_hub('other')
     change(Path('hub/other/config.json'), '"llama"', '"mamba"')
-    Path('hub/TinyStories').mkdir()
-    Path('hub/TinyStories/TinyStoriesV2-GPT4-valid.txt').write_text('Once')
-    story, *errors = launch('-c', HUB_CALLS, HERE).stdout.splitlines()
-    assert story == 'Once'
-    for name, error in zip(('me/none', 'gpt2', 'nothing', 'mamba'), errors, strict=True):
-        assert name in error
-    assert not [file for file in hub.sent if file.endswith('.safetensors')]     # weights that are not needed
+    for name, says in ('me/none', 'me/none'), ('gpt2', 'gpt2'), ('nothing', 'nothing'), ('me/other', 'mamba'):
+        with user_error(says):
+            model_module.find_folder(name)
+    assert not [*Path('cache/me/other').glob('*.safetensors')]
 
 # -----------------------------------------------------------------------------
 # which machine this is, by what torch says of it
@@ -1463,19 +1364,20 @@ def test_generation_that_is_not_compiled_packs_where_it_can(monkeypatch):
         assert model_module.choose_dtype('auto', 'cpu') == 'bfloat16'
         assert model_module.choose_dtype('float32', 'cpu', packed=True) == 'float32'
 
-@parametrize('place, enough, lacks, possible', [
-    ('cpu', 1e16, '', True),
-    ('cpu', 1e16, 'triton', True),
-    ('cpu', 1e16, 'g++ clang++', False),
-    ('cpu', 1e16, 'Python.h', False),
-    ('cpu', 1e16, 'torch 2.10', False),         # 2.6 compiles the embedding's gradient wrong
-    ('cuda:0', 1e18, '', True),
-    ('cuda:0', 1e18, 'torch 2.10', True),
-    ('cuda:0', 1e18, 'gcc clang cl', False),
-    ('cuda:0', 1e18, 'Python.h', False),
-    ('cuda:0', 1e18, 'triton', False),
-])
-def test_compiling_needs_its_tools_and_enough_to_do(place, enough, lacks, possible, monkeypatch, tmp_path):
+# a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
+TOOLS = '''
+cpu | triton | yes
+cpu | g++ clang++ | no
+cpu | Python.h | no
+cpu | torch 2.10 | no
+cuda:0 | torch 2.10 | yes
+cuda:0 | gcc clang cl | no
+cuda:0 | Python.h | no
+cuda:0 | triton | no
+'''
+
+@parametrize('place, lacks, can', rows(TOOLS))
+def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypatch, tmp_path):
     def find(name):
         return None if name in lacks else name
 
@@ -1486,13 +1388,14 @@ def test_compiling_needs_its_tools_and_enough_to_do(place, enough, lacks, possib
     monkeypatch.setattr('torch.__version__', TorchVersion('2.6.0' if 'torch' in lacks else '2.10.0'))
     if lacks != 'Python.h':
         (tmp_path / 'Python.h').touch()
-    assert model_module.choose_compile('auto', place, enough) == possible
-    assert not model_module.choose_compile('auto', place, flops=1e12)
-    if possible:
-        assert model_module.choose_compile(True, place)
+    choose = model_module.choose_compile
+    assert choose('auto', place, flops=1e18) == (can == 'yes')
+    assert not choose('auto', place, flops=1e12)
+    if can == 'yes':
+        assert choose(True, place)
     else:
         with user_error('compiler'):
-            model_module.choose_compile(True, place)
+            choose(True, place)
 
 # -----------------------------------------------------------------------------
 # prepare.py
@@ -1605,20 +1508,14 @@ def test_a_large_vocabulary_takes_four_bytes_an_id():
     assert data.meta['dtype'] == '<u4'
     assert data.train + data.val == [*range(n), n + 1]
 
-def test_a_word_that_the_vocabulary_lacks_is_counted_in_bytes():
+def test_a_tokenizer_learns_from_training_text_alone_and_what_it_lacks_is_counted_in_bytes():
     write('c.txt', ['aa bb ' * 900 + 'zzz é ' * 100])
-    data = Prepared('c.txt', tokenizer='word', vocab_size=5)
+    data = Prepared('c.txt', tokenizer='word', vocab_size=99)
     val = data.meta['val']
     assert val['unknown_bytes'] == 500      # zzz and é
     bits = 1.5 / math.log(2) * len(data.val) + 8 * 500
     assert math.isclose(prepare.bits_per_byte(1.5, data.meta), bits / val['bytes'])
-
-@parametrize('kind, room', [('word', 99), ('bpe', 300)])
-def test_a_tokenizer_learns_from_the_training_split_alone(kind, room):
-    write('c.txt', ['aa bb ' * 900 + 'zzz ' * 100])
-    tok = Prepared('c.txt', tokenizer=kind, vocab_size=room).tok
-    assert b'aa' in tok.vocab.values()
-    assert b'zz' not in tok.vocab.values() and b'zzz' not in tok.vocab.values()
+    assert b'zz' not in Prepared('c.txt', vocab_size=300).tok.vocab.values()
 
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     write_corpus()
@@ -1785,21 +1682,26 @@ def test_two_prepares_at_once_make_one_whole_folder():
     assert sum('preparing' in text for text in printed) == 1
     checked(Path('data/corpus-bpe1000'))
 
-def test_files_of_a_data_set_that_are_there_need_no_network(monkeypatch):
-    monkeypatch.setattr('huggingface_hub.hf_hub_download', pytest.fail)
-    folder = Path('data/downloads')
-    folder.mkdir(parents=True)
+def test_a_data_set_of_the_hub_is_downloaded_once_and_keeps_its_own_split(monkeypatch):
+    Path('dataset').mkdir()
+    Path('model').mkdir()
     for split in 'train', 'valid':
-        story = f'A {split} story.\n{END_OF_TEXT}\n'
-        (folder / f'TinyStoriesV2-GPT4-{split}.txt').write_text(50 * story)
-    vocab = {tokenizer_module.printable(bytes([i])): i for i in range(256)}
-    vocab[END_OF_TEXT] = 256
-    (folder / 'vocab.json').write_text(json.dumps(vocab))
-    (folder / 'merges.txt').write_text('#version: 0.2\n')
-    data = Prepared('tinystories', tokenizer='gpt2')
-    assert data.val[:16] == [*b'A valid story.\n', 256]
-    assert len(data.val_texts) == 50
-    assert 'valid' not in data.tok.decode(data.train)
+        Path(f'dataset/TinyStoriesV2-GPT4-{split}.txt').write_text(50 * f'A {split} story.\n{END_OF_TEXT}\n')
+    vocab = byte_tokenizer().as_json()[1]['vocab']
+    Path('model/vocab.json').write_text(json.dumps(vocab))
+    Path('model/merges.txt').write_text('#version: 0.2\n')
+
+    def download(repo, name, repo_type, local_dir):
+        assert repo in ('roneneldan/TinyStories', 'openai-community/gpt2')
+        os.rename(Path(repo_type, name), local_dir / name)
+
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
+    for _ in range(2):
+        data = Prepared('tinystories', tokenizer='gpt2')
+        assert data.val[:16] == [*b'A valid story.\n', 256]
+        assert len(data.val_texts) == 50
+        assert 'valid' not in data.tok.decode(data.train)
+        shutil.rmtree(data.folder)
 
 def test_a_file_of_the_web_is_taken_only_with_its_sha256(monkeypatch):
     text = b'emma\nolivia\n' * 50
@@ -1898,13 +1800,14 @@ def plain_muon(p, m, lr):
 def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compiled):
     ours, plain = two_models(n_kv_head=2, d_ff=48, bias=True)
     optimizer = train.Optimizer(ours, 'muon', (0.9, 0.99), 1e-3, 0.1, every, adamw_scale=2.0)
+    torch._dynamo.reset()
     if compiled:
         optimizer.compile()
-        torch._dynamo.reset()
-    shapes, others, graphs = {}, [], []
+    matrices, others, seen, graphs = [], [], Counter(), []
     for name, p in plain.named_parameters():
         if 'layers' in name and p.dim() > 1:
-            shapes.setdefault(p.shape, []).append((p, torch.zeros_like(p)))
+            matrices.append((p, torch.zeros_like(p), seen[p.shape]))        # which one of its shape it is
+            seen[p.shape] += 1
         else:
             others.append(p)
     adamw = torchs('adamw', others)
@@ -1912,12 +1815,10 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compi
         draw_gradients(ours, plain)
         optimizer.step(0.01)
         step_at(adamw, 0.02)
-        for matrices in shapes.values():
-            for i, (p, m) in enumerate(matrices):
-                turn = (step - i) % every == 0
-                plain_muon(p, m, 0.01 * every if turn else 0.0)
-        if compiled:
-            graphs.append(torch._dynamo.utils.counters['stats']['unique_graphs'])
+        for p, m, i in matrices:
+            turn = (step - i) % every == 0
+            plain_muon(p, m, 0.01 * every if turn else 0.0)
+        graphs.append(torch._dynamo.utils.counters['stats']['unique_graphs'])
     near_weights(ours, plain, 1e-5)
     assert len({*graphs[every:]}) <= 1, 'a turn was compiled again'
 
@@ -1932,15 +1833,10 @@ def test_where_no_matrix_has_its_turn_nothing_is_called_which_an_apple_gpu_can_n
     for _ in range(4):
         optimizer.step(0.01)
 
-@parametrize('decay, want', [
-    ('linear', [1.0, 0.775, 0.55, 0.325, 0.1]),
-    ('cosine', [1.0, 0.868, 0.55, 0.232, 0.1]),
-])
-def test_the_schedule_warms_up_decays_and_stays(decay, want):
-    rates = [train.get_lr(step, 1.0, 0.1, 10, 110, decay) for step in range(200)]
-    near(rates[:11:5], [0.0, 0.5, 1.0], 0)
-    near(rates[10:120:25], want, 1e-3)
-    assert {*rates[110:]} == {0.1}
+@parametrize('decay, third', [('linear', 0.775), ('cosine', 0.868)])
+def test_the_schedule_warms_up_decays_and_stays(decay, third):
+    rates = [train.get_lr(step, 1.0, 0.1, 10, 110, decay) for step in (0, 5, 10, 35, 60, 110, 190)]
+    near(rates, [0.0, 0.5, 1.0, third, 0.55, 0.1, 0.1], 1e-3)
 
 # -----------------------------------------------------------------------------
 # train.py: runs, by its command
@@ -2195,12 +2091,11 @@ CHANGES = '''
 --tokenizer=char | other data
 --out_dir=b | no checkpoint in b
 --init_from=scratch | already holds a run
-'''.strip().splitlines()
+'''
 
 def test_what_may_not_change_in_a_run_is_refused_by_name(capsys):
     train_here('a', '--max_iters=2')
-    for case in CHANGES:
-        knob, says = case.split(' | ')
+    for knob, says in rows(CHANGES):
         line = f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {knob}'
         assert says in refusal(capsys, line)
 
@@ -2233,7 +2128,7 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     assert (theirs.eos_token, theirs('def').input_ids) == ('</s>', ids)
     capsys.readouterr()
     run_main(sample, out_dir='b', start='def', num_samples=1, max_new_tokens=9, temperature=0.0, dtype='float32')
-    steps = sample.generate(load_model(last).eval(), [ids], 9, stop=2, temperature=0.0)
+    steps = sample.generate(load_model(last).eval(), [ids], 9, 2, tok.vocab_size, temperature=0.0)
     assert capsys.readouterr().out == f'def{sample.texts_of(steps, tok, 2)[0]}\n'
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
@@ -2364,13 +2259,12 @@ def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, capsys):
     assert again.log == run.log
 
 class FakeWandb:
-    """wandb that may fail at its second entry."""
+    """wandb, which keeps its entries and ids, and may fail at the second entry."""
     def __init__(self, fails):
-        self.fails, self.entries, self.ids = fails, [], []
+        self.fails, self.entries, self.ids, self.id = fails, [], [], 'new'
 
-    def init(self, id, **kw):
+    def init(self, id, **options):
         self.ids.append(id)
-        self.id = id or 'new'
         return self
 
     def log(self, entry, step):
@@ -2529,15 +2423,6 @@ def write_run(name, age=0):
 def texts_in(output):
     return output.removesuffix('\n').split('\n' + '-' * 40 + '\n')
 
-def test_the_same_seed_gives_the_same_texts(capsys):
-    write_run('a')
-    outputs = []
-    for seed in 1, 1, 5:
-        run_main(sample, start='ab', num_samples=3, max_new_tokens=20, seed=seed)
-        outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1] != outputs[2]
-    assert len({*texts_in(outputs[0])}) == 3
-
 def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(capsys):
     write_run('a')
     run_main(sample, start='é', num_samples=5, max_new_tokens=60, seed=1)
@@ -2546,6 +2431,7 @@ def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(cap
         run_main(sample, start='é', num_samples=1, max_new_tokens=60, seed=1 + i)
         assert texts_in(capsys.readouterr().out) == [text]
     assert '\ufffd' in ''.join(together)
+    assert len({*together}) == 5
 
 def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     write_run('old', age=20)
@@ -2718,11 +2604,9 @@ def test_formats_have_their_known_limits():
 def test_the_toy_of_the_course_falls_faster_with_a_higher_rate_until_it_diverges():
     rows = table(run_bench('toy'))
     assert train.RULES.keys() < rows.keys()
-    torch.manual_seed(1)
-    by_hand = torch.randn(10, 10).square().mul(25).mean() * torch.ones(5)
-    for t in range(1, 11):
-        by_hand *= (1 - 2 / 100 * torch.tensor([0.1, 1, 10, 100, 1000]) / t ** 0.5) ** 2
-    assert numbers(' '.join(rows['sgd'])) == pytest.approx(by_hand.tolist(), rel=0.1)
+    losses = numbers(' '.join(rows['sgd']))
+    assert losses == [*sorted(losses[:4], reverse=True), max(losses)]
+    assert losses[3] < 1e-9         # at a rate of 100 the fourth step goes where it should
 
 # -- what a model costs
 
@@ -3219,7 +3103,7 @@ NOT_SHARED = '''
 --out_dir=d | --out_dir=d --seed=2 | seed
 --out_dir=d | --out_dir=d --dataset=other | data
 --out_dir=b | --out_dir=c | checkpoint
-'''.strip().splitlines()
+'''
 
 def test_processes_that_do_not_share_everything_stop_before_they_train():
     for folder in 'b', 'c':
@@ -3228,8 +3112,7 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
     shutil.copytree('here', 'copy')
     write_corpus('corpus.txt', 29)
     prepare.find_or_prepare('corpus.txt', 'byte').rename('other')
-    for case in NOT_SHARED:
-        first, last, says = case.split(' | ')
+    for first, last, says in rows(NOT_SHARED):
         ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first}', 2, last)
         assert [status_of(process) for process in ranks] == [2, 2]
         line = said().splitlines()[-1]
@@ -3334,11 +3217,10 @@ prepare.py --dataset=small.txt --pattern=gpt3 | gpt3
 prepare.py --dataset=small.txt --val_fraction=1 | val_fraction
 prepare.py --dataset=small.txt --shard_tokens=0 | shard_tokens
 bench.py --what=nonsense | nonsense
-'''.strip().splitlines()
+'''
 
-@parametrize('case', BAD_INPUT)
-def test_what_a_person_gets_wrong_is_one_line_and_status_2(case, capsys):
-    line, says = case.split(' | ')
+@parametrize('line, says', rows(BAD_INPUT))
+def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, says, capsys):
     Path('empty.txt').touch()
     Path('small.txt').write_text('a few words ' * 10)
     Path('latin.txt').write_bytes(b'd\xe9j\xe0 vu ' * 1000)
@@ -3365,18 +3247,18 @@ def test_the_readme_names_files_that_exist_and_lists_them_all():
 #     sys.path.insert(0, '../plaingpt')       # where this repository is
 #     from test_all import *
 
-COURSE_NAMES = {
-    'token_embeddings': 'model.embed_tokens',
-    'layers.': 'model.layers.',
-    'ln_final': 'model.norm',
-    'ln1': 'input_layernorm',
-    'ln2': 'post_attention_layernorm',
-    'attn.': 'self_attn.',
-    'output_proj': 'o_proj',
-    'ffn.w1': 'mlp.gate_proj',
-    'ffn.w2': 'mlp.down_proj',
-    'ffn.w3': 'mlp.up_proj',
-}
+COURSE_NAMES = '''
+token_embeddings | model.embed_tokens
+layers. | model.layers.
+ln_final | model.norm
+ln1 | input_layernorm
+ln2 | post_attention_layernorm
+attn. | self_attn.
+output_proj | o_proj
+ffn.w1 | mlp.gate_proj
+ffn.w2 | mlp.down_proj
+ffn.w3 | mlp.up_proj
+'''
 
 class CourseGPT(GPT):
     pad_to = 1      # the vocabulary as it is
@@ -3385,7 +3267,7 @@ def filled(module, weights, heads=0):
     """A module of ours with the course's weights. heads: of queries and keys that rope turns."""
     ours = {}
     for name, w in weights.items():
-        for theirs, mine in COURSE_NAMES.items():
+        for theirs, mine in rows(COURSE_NAMES):
             name = name.replace(theirs, mine)
         if heads and name.endswith(('q_proj.weight', 'k_proj.weight')):
             w = w.unflatten(0, (heads, -1))
@@ -3478,14 +3360,14 @@ class CourseAdamW(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group['params']:
-                self.move(p, self.state[p], **group)
+                state = self.state[p] or dict(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+                self.state[p] = self.move(p, **state, **group)
 
-    def move(self, p, state, lr, betas, eps, weight_decay, **other):
-        if not state:
-            state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-        state['t'] += 1
-        bias1, bias2 = [1 - beta ** state['t'] for beta in betas]
-        train.adamw(p, p.grad, lr, weight_decay, state['m'], state['v'], *betas, eps, bias1, bias2)
+    def move(self, p, t, m, v, lr, betas, eps, weight_decay, **other):
+        t += 1
+        bias1, bias2 = [1 - beta ** t for beta in betas]
+        train.adamw(p, p.grad, lr, weight_decay, m, v, *betas, eps, bias1, bias2)
+        return dict(t=t, m=m, v=v)
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):
     return train.get_lr(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters, 'cosine')
@@ -3530,30 +3412,25 @@ def test_the_adapters_for_a_course_compute_its_transformer():
     idx = torch.randint(vocab, (2, 5))
     positions = torch.arange(5)
 
-    x = head[idx]
+    x = run_embedding(vocab, d, head, idx)
     h = run_rmsnorm(d, 1e-5, ln1, x)
-    q, k, v = [(h @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (wq, wk, wv)]
-    q = run_rope(d // heads, 100.0, 16, q, positions)
-    k = run_rope(d // heads, 100.0, 16, k, positions)
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    y = y.transpose(1, 2).flatten(2) @ wo.T
-    near(run_multihead_self_attention_with_rope(d, heads, 16, 100.0, *matrices, h), y, 1e-4)
-    unturned = run_multihead_self_attention_with_rope(d, heads, 16, 100.0, *matrices, h, 0 * positions)
-    near(run_multihead_self_attention(d, heads, *matrices, h), unturned, 1e-4)
+    q, k, v = [run_linear(d, d, w, h).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (wq, wk, wv)]
+    q, k = [run_rope(d // heads, 100.0, 16, y, positions) for y in (q, k)]
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2) @ wo.T
+    attend = partial(run_multihead_self_attention_with_rope, d, heads, 16, 100.0, *matrices, h)
+    near(attend(), y, 1e-4)
+    near(run_multihead_self_attention(d, heads, *matrices, h), attend(0 * positions), 1e-4)
 
-    x = x + y
-    h = run_rmsnorm(d, 1e-5, ln2, x)
-    x = x + run_swiglu(d, d_ff, w1, w1.T, w3, h)
+    y = x + y
+    y = y + run_swiglu(d, d_ff, w1, w1.T, w3, run_rmsnorm(d, 1e-5, ln2, y))
     names = 'attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3 ln1 ln2'.split()
-    block = [*matrices, w1, w1.T, w3, ln1, ln2]
-    weights = {f'{name}.weight': w for name, w in zip(names, block)}
-    near(run_transformer_block(d, heads, d_ff, 16, 100.0, weights, head[idx]), x, 1e-4)
+    weights = {f'{name}.weight': w for name, w in zip(names, [*matrices, w1, w1.T, w3, ln1, ln2])}
+    near(run_transformer_block(d, heads, d_ff, 16, 100.0, weights, x), y, 1e-4)
 
-    weights = {f'layers.0.{name}': weights[name] for name in weights}
+    weights = {f'layers.0.{name}': w for name, w in weights.items()}
     weights |= {'token_embeddings.weight': head, 'lm_head.weight': head, 'ln_final.weight': ln}
     logits = run_transformer_lm(vocab, 16, d, 1, heads, d_ff, 100.0, weights, idx)
-    h = run_rmsnorm(d, 1e-5, ln, x)
-    near(logits, h @ head.T, 1e-3)
+    near(logits, run_rmsnorm(d, 1e-5, ln, y) @ head.T, 1e-3)
 
 def test_the_adapters_for_a_course_train():
     ours, theirs = two_models()
