@@ -1310,7 +1310,8 @@ def test_a_model_of_the_hub_is_downloaded_and_generates(name, hub, capsys):
         run_main(sample, out_dir=out_dir, num_samples=1, max_new_tokens=5, start='a')
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
-    needed = [file for file in os.listdir(f'hub/{name}') if re.match(r'model.*\.safetensors|(?!manifest).*\.json', file)]
+    wanted = r'model.*\.safetensors|(?!manifest).*\.json'
+    needed = [file for file in os.listdir(f'hub/{name}') if re.fullmatch(wanted, file)]
     assert sorted(os.listdir(f'cache/me/{name}')) == sorted(needed)
 
 def test_a_wrong_name_of_a_model_is_one_error_before_weights_are_downloaded(hub):
@@ -1339,30 +1340,30 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     with user_error('no cuda:2 here'):
         model_module.choose_device('cuda:2')
 
-@parametrize('has_it, want', [(True, 'bfloat16'), (False, 'float16')])
-def test_bfloat16_is_used_only_on_a_gpu_that_has_it(has_it, want, monkeypatch):
-    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: has_it)
+# a device | what is there | the type. packed: for generation that is not compiled
+TYPES = '''
+cuda:0 | bfloat16 | bfloat16
+cuda:0 | nothing | float16
+cpu | GenuineIntel avx512_bf16 amx_bf16 | bfloat16
+cpu | AuthenticAMD avx512_bf16 | bfloat16
+cpu | GenuineIntel avx512_bf16 | float32
+cpu | AuthenticAMD avx2 | float32
+cpu | AuthenticAMD avx512_bf16 FBGEMM packed | float16
+cpu | AuthenticAMD avx512_bf16 packed | bfloat16
+cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
+'''
+
+@parametrize('place, there, want', rows(TYPES))
+def test_a_type_is_used_only_where_it_is_fast(place, there, want, monkeypatch):
+    Path('cpuinfo').write_text(there)
+    has_fast_bfloat16 = model_module.has_fast_bfloat16
+    monkeypatch.setattr('model.has_fast_bfloat16', lambda: has_fast_bfloat16('cpuinfo'))
+    monkeypatch.setattr('model.can_pack', lambda place: 'FBGEMM' in there)
+    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: 'bfloat16' in there)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    assert model_module.choose_dtype('auto', 'cuda:0') == want
-
-@parametrize('cpuinfo, want', [
-    ('vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16', True),
-    ('vendor_id : AuthenticAMD\nflags : avx512_bf16', True),
-    ('vendor_id : GenuineIntel\nflags : avx512_bf16', False),
-    ('vendor_id : AuthenticAMD\nflags : avx2', False),
-])
-def test_bfloat16_is_used_only_on_a_cpu_where_it_is_fast(cpuinfo, want, tmp_path):
-    (tmp_path / 'cpuinfo').write_text(cpuinfo)
-    assert model_module.has_fast_bfloat16(tmp_path / 'cpuinfo') == want
-    assert not model_module.has_fast_bfloat16(tmp_path / 'missing')
-
-def test_generation_that_is_not_compiled_packs_where_it_can(monkeypatch):
-    monkeypatch.setattr('model.has_fast_bfloat16', lambda: True)
-    for can, want in (True, 'float16'), (False, 'bfloat16'):
-        monkeypatch.setattr('model.can_pack', lambda place: can)
-        assert model_module.choose_dtype('auto', 'cpu', packed=True) == want
-        assert model_module.choose_dtype('auto', 'cpu') == 'bfloat16'
-        assert model_module.choose_dtype('float32', 'cpu', packed=True) == 'float32'
+    assert model_module.choose_dtype('auto', place, 'packed' in there) == want
+    assert model_module.choose_dtype('float32', place, 'packed' in there) == 'float32'
+    assert not has_fast_bfloat16('missing')
 
 # a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
 TOOLS = '''
@@ -1492,13 +1493,11 @@ def test_small_shards_are_read_as_one_array(monkeypatch):
     cut = Prepared('corpus.txt', vocab_size=300, shard_tokens=777)
     assert cut.train == whole.train
     assert cut.val == whole.val
-    sizes = [shard['tokens'] for shard in cut.meta['train']['shards']]
-    assert {*sizes[:-1]} == {777}
-
+    *sizes, _ = [shard['tokens'] for shard in cut.meta['train']['shards']]
+    assert {*sizes} == {777}
     shards = prepare.Shards(cut.folder, 'train', cut.meta)
     for start in 770, 776, 777:
-        found = shards.read(start, 1600)
-        assert found.tolist() == whole.train[start:start + 1600]
+        assert shards.read(start, 1600).tolist() == whole.train[start:start + 1600]
 
 def test_a_large_vocabulary_takes_four_bytes_an_id():
     n = 65_535      # with <unk> and the end of a text one too many for two bytes
@@ -1518,28 +1517,31 @@ def test_a_tokenizer_learns_from_training_text_alone_and_what_it_lacks_is_counte
     assert b'zz' not in Prepared('c.txt', vocab_size=300).tok.vocab.values()
 
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
-    write_corpus()
-    folder = prepare.find_or_prepare('corpus.txt', 'bpe', 300)
-    before = (folder / 'meta.json').stat().st_mtime_ns
-    assert prepare.find_or_prepare('./corpus.txt', 'bpe', 300) == folder
-    assert (folder / 'meta.json').stat().st_mtime_ns == before
+    def find(path='corpus.txt'):
+        return prepare.find_or_prepare(path, 'bpe', 300)
 
+    write_corpus()
+    folder = find()
+    before = (folder / 'meta.json').stat().st_mtime_ns
+    assert find('./corpus.txt') == folder
     text = Path('corpus.txt').read_text()
     write('corpus.txt', [text])             # a new file, the same text
-    assert prepare.find_or_prepare('corpus.txt', 'bpe', 300) == folder
+    assert find() == folder
+    assert (folder / 'meta.json').stat().st_mtime_ns == before
+
     write('corpus.txt', ['#' + text[1:]])
     os.utime('corpus.txt', (1, 1))          # an older file may be another text, too
     with user_error('was made with source_sha256'):
-        prepare.find_or_prepare('corpus.txt', 'bpe', 300)
+        find()
     write_corpus('corpus.txt', 25)
     with user_error('was made with source_bytes'):
-        prepare.find_or_prepare('corpus.txt', 'bpe', 300)
+        find()
     os.unlink('corpus.txt')                 # its tokens are enough
-    assert prepare.find_or_prepare('corpus.txt', 'bpe', 300) == folder
+    assert find() == folder
     Path('other').mkdir()
     write_corpus('other/corpus.txt')
     with user_error('was made with source = .*remove it'):
-        prepare.find_or_prepare('other/corpus.txt', 'bpe', 300)
+        find('other/corpus.txt')
 
 BAD_FILES = {
     'one_letter.txt': b'a',
@@ -2057,7 +2059,6 @@ def test_damage_to_a_log_keeps_nothing_from_being_saved():
 
 def test_a_resumed_run_says_which_knobs_are_others_and_keeps_the_old_ones(capsys):
     train_here('a', '--max_iters=4 --dropout=0.1')
-    capsys.readouterr()
     train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --init_from=resume')
     said = re.findall('since step 4: (.*)', capsys.readouterr().out)
     assert said == ['max_iters 4 -> 5', 'batch_size 8 -> 4']
@@ -2225,14 +2226,13 @@ def fake_clock(monkeypatch, first, others):
     monkeypatch.setattr('time.perf_counter', lambda: now[0])
 
 def printed_steps(capsys):
-    """{step: its printed line}"""
+    """{step: its line that was printed last}"""
     out = capsys.readouterr().out
     return dict(re.findall(r'^step (\d+) \| (loss .*)', out, re.M))
 
 def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatch, capsys):
     each = train_here('a', '--max_iters=12').losses
     fake_clock(monkeypatch, 60.0, 2.0)
-    capsys.readouterr()
     train_here('b', '--max_iters=12 --log_interval=4 --eval_interval=6')
     lines = printed_steps(capsys)
     assert '2000.0 ms | 64 tok/s | 8 s left' in lines['8']
@@ -2245,7 +2245,6 @@ def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatc
 def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, capsys):
     train_here('a', '--max_iters=1')
     fake_clock(monkeypatch, 60.0, 1.0)      # the first step, which may compile, takes half of it
-    capsys.readouterr()
     knobs = '--max_iters=100000 --max_minutes=2 --warmup_iters=10'
     run = train_here('b', f'{knobs} --eval_interval=100000')
     rates = [entry['lr'] / 6e-3 for entry in run.steps]
@@ -2525,15 +2524,11 @@ def test_a_training_step_is_timed_and_its_parts_are_listed(monkeypatch):
 
 def test_micro_batches_take_the_step_of_the_whole_batch(monkeypatch):
     monkeypatch.setattr('train.grad_clip', 0.0)        # which would hide a gradient that is too large
-    x = torch.arange(8).view(4, 2)
-    whole = [(x, x)]
-    parts = [(row, row) for row in x.split(1)]
+    x = random_ids(4, 2)
     weights = []
-    for batches in whole, parts:
-        torch.manual_seed(1)
-        model = GPT(GPTConfig(vocab_size=20, n_embd=32))
+    for model, size in zip(two_models(), (4, 1)):
         optimizer = train.Optimizer(model, 'sgd')
-        bench.training_step(model, optimizer, batches, 0.5)
+        bench.training_step(model, optimizer, [(part, part) for part in x.split(size)], 0.5)
         weights.append(optimizer.p)
     close(*weights)
 
@@ -2558,8 +2553,6 @@ def test_two_processes_say_what_they_lose_to_each_other():
 def test_the_ladder_and_sampling_say_how_fast():
     rows = table(run_bench('ladder'))
     assert len(rows) == 6
-    ms, rate = numbers(' '.join(rows['flash attention']))
-    assert rate == pytest.approx(64e3 / ms, rel=0.05)
     out = run_bench('sample', samples=3, new_tokens=10, rounds=1)
     _, _, rate, ms = numbers_after('sample', out)
     assert rate == pytest.approx(3e3 / ms, rel=0.02)
@@ -2630,28 +2623,13 @@ def test_parameters_and_flops_are_those_of_the_model_and_of_torch(name):
         loss.backward()
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
 
-XL = dict(n_layer=48, n_head=25, n_embd=1600)
 
-def test_models_have_their_published_sizes():
-    medium = dict(n_layer=24, n_head=16, n_embd=1024)
-    llama3 = dict(
-        vocab_size=128256,
-        n_layer=80,
-        n_head=64,
-        n_kv_head=8,
-        n_embd=8192,
-        d_ff=28672,
-        tie_weights=False,
-        qk_norm=False,
-    )
-    models = GPT2, GPT2 | medium, GPT2 | XL, llama3
-    sizes = [bench.parameters(GPTConfig(**fields)).total() for fields in models]
-    assert sizes == [124_439_808, 354_823_168, 1_557_611_200, 70_553_706_496]
-
-def test_the_known_answers_about_gpt2_xl_are_given():
+def test_the_known_answers_about_gpt2_and_its_largest_form_are_given():
     out = run_bench(
         'resources',
-        **XL,
+        n_layer=48,
+        n_head=25,
+        n_embd=1600,
         d_ff=6400,
         tie_weights=False,
         qk_norm=False,
@@ -2666,6 +2644,7 @@ def test_the_known_answers_about_gpt2_xl_are_given():
     for answer in ('2,127,057,600', '1,474,560,000', '3,019,898,880,000', '322,122,547,200', '164,682,137,600',
                    '4,513,336,524,800', '6,584 days'):
         assert answer in out
+    assert bench.parameters(GPTConfig(**GPT2)).total() == 124_439_808
 
 @every_setting
 @parametrize('attention, dtype', [
@@ -2693,11 +2672,10 @@ def test_memory_is_within_5_percent_of_what_autograd_keeps(name, attention, dtyp
     assert guess.total() == pytest.approx(sum(saved.values()), rel=0.05)
 
 def test_the_largest_batch_fits_and_one_more_does_not():
-    knobs = dict(n_layer=4, n_embd=128)
-    out = run_bench('resources', memory_gb=0.2, **knobs)
+    out = run_bench('resources', memory_gb=0.2, n_layer=4)
     most = int(numbers_after('largest batch', out)[-1])
-    fits, too_large = [bench.memory(GPTConfig(**TINY_MODEL | knobs), B, 'float32') for B in (most, most + 1)]
-    assert fits.total() <= 0.2e9 < too_large.total()
+    c = GPTConfig(**TINY_MODEL | dict(n_layer=4))
+    assert bench.memory(c, most, 'float32').total() <= 0.2e9 < bench.memory(c, most + 1, 'float32').total()
     out = run_bench('resources', flop_budget=6 * 70e9 * 1.4e12, tokens=15e12)
     assert 'most for 7e+10 parameters on 1.4e+12 tokens' in out      # Chinchilla itself
 
@@ -2707,17 +2685,9 @@ def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
     docs = parts_of(CODE[:20_000], 5_000)
     lines = [json.dumps(dict(text=doc)) for doc in docs]
     Path('docs.jsonl').write_text('\n'.join(lines))
-    seen = []
-
-    def see(path, *args):
-        seen.append(Path(path).read_text(encoding='utf-8'))
-        return train_bpe(path, *args)
-
-    monkeypatch.setattr('tokenizer.train_bpe', see)
     out = run_bench('tokenizer', rounds=1, dataset='docs.jsonl')
     assert len(re.findall(r'ours .* 1.00 \|', out)) == 6
     assert out.count('tiktoken |') == 4
-    assert set(seen) == {END_OF_TEXT.join(docs)}            # what the others train on
     for package in 'tokenizers', 'rustbpe', 'riptoken', 'tiktoken':
         monkeypatch.setitem(sys.modules, package, None)
     with user_error('tiktoken.*pip install'):
