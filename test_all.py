@@ -8,7 +8,6 @@ transformers, the plain form, a file on disk) or checks a property that has to h
 import copy
 import gzip
 import hashlib
-import http.server
 import importlib
 import io
 import itertools
@@ -24,25 +23,26 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import unicodedata
 from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import fsspec
+import huggingface_hub
 import numpy as np
 import pytest
 import regex
 import torch
 import torch.nn.functional as F
+from torch import optim
 from torch.torch_version import TorchVersion
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 HERE = Path(__file__).resolve().parent
+parametrize = pytest.mark.parametrize
 not_windows = pytest.mark.skipif(os.name == 'nt', reason='Windows has no such signals, no resource and no bash')
 sys.path.insert(0, str(HERE))
 import bench
@@ -118,6 +118,10 @@ def write_corpus(path='corpus.txt', documents=30):
     parts = parts_of(CODE, len(CODE) // documents)
     write(path, parts[:documents])
 
+def rows(table):
+    """The lines of a table, each cut at ' | '."""
+    return [line.split(' | ') for line in table.strip().splitlines()]
+
 # every character that this Python knows: the newest ones are letters to one library and nothing to another
 CHARS = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ('Cn', 'Cs')]
 
@@ -148,17 +152,17 @@ def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
     assert knobs_after('--a=10', 'c.py')['a'] == 8
     assert knobs_after('--a=10', 'c.py', 'c.py')['a'] == 7
 
-@pytest.mark.parametrize('argument, says', [
-    ('--zzz=1', '--help'),
-    ('--on=1', 'True or False'),
-    ('--lr=inf', 'a number'),
-    ('--a', '--a=value'),
-])
+@parametrize('argument, says', rows('''
+--zzz=1 | --help
+--on=1 | True or False
+--lr=inf | a number
+--a | --a=value
+'''))
 def test_an_argument_that_can_not_be_read_is_an_error_that_says_what_to_do(argument, says):
     with user_error(says):
         knobs_after(argument)
 
-@pytest.mark.parametrize('text, says', [
+@parametrize('text, says', [
     ('nam = "y"', 'c.py.* did you mean name'),
     ('a = 1.5', 'c.py.* a whole number'),
     ('lr = float("inf")', 'c.py.* a number'),
@@ -210,7 +214,7 @@ def test_a_bug_keeps_its_traceback():
     bug = launch('first.py', '--size=0', status=1, PYTHONPATH=str(HERE))
     assert re.search('Traceback.*ZeroDivisionError', bug.stderr, re.S)
 
-@pytest.mark.parametrize('error, status, says', [
+@parametrize('error, status, says', [
     (OSError(28, 'No space left on device'), 2, 'make room'),
     (PermissionError(13, 'Permission denied'), 2, 'folder that you may write to'),
     (KeyboardInterrupt(), 130, 'stopped'),
@@ -225,12 +229,12 @@ def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, 
     line, = capsys.readouterr().err.strip().splitlines()
     assert says in line
 
-@pytest.mark.parametrize('name, line', [
-    ('train', '--n_kv_head=0 .* heads of keys and values'),
-    ('sample', '--top_k=0 .* only the k likeliest'),
-    ('prepare', '--pattern=.gpt2. .* how bpe cuts'),
-    ('bench', '--learning_rate=0.006 .* the highest'),
-])
+@parametrize('name, line', rows('''
+train | --n_kv_head=0 .* heads of keys and values
+sample | --top_k=0 .* only the k likeliest
+prepare | --pattern=.gpt2. .* how bpe cuts
+bench | --learning_rate=0.006 .* the highest
+'''))
 def test_help_prints_every_knob_with_its_comment(name, line):
     out = launch(HERE / f'{name}.py', '--help').stdout
     assert re.search(line, out)
@@ -266,10 +270,7 @@ def test_the_plain_form_trains_as_worked_out_by_hand():
 def tied_text():
     """Short words of a few letters, whose pairs are often equally frequent and often overlap."""
     letters = random.choice(['a', 'ab', 'abc', 'aé', 'ab '])
-    words = []
-    for _ in range(random.randrange(1, 12)):
-        word = random.choices(letters, k=random.randrange(1, 9))
-        words.append(''.join(word))
+    words = [''.join(random.choices(letters, k=random.randrange(1, 9))) for _ in range(random.randrange(1, 12))]
     return ' '.join(random.choices(words, k=random.randrange(1, 120)))
 
 def test_training_equals_the_plain_form_on_texts_full_of_ties():
@@ -282,14 +283,14 @@ def test_training_equals_the_plain_form_on_texts_full_of_ties():
         tokens += [a + b for a, b in merges]
         assert vocab == dict(enumerate(tokens))
 
-@pytest.mark.parametrize('pattern', PATTERNS)
+@parametrize('pattern', PATTERNS)
 def test_training_equals_the_plain_form_on_hard_text_in_small_blocks(pattern, monkeypatch):
     monkeypatch.setattr('tokenizer.BLOCK', 50)
     text = random_text(2000) + CODE[:2000]
     _, merges = train_on(text, 256 + 100, pattern=pattern)
     assert merges == plain_train(text, 100, pattern)
 
-@pytest.mark.parametrize('workers', [1, 2, 5])
+@parametrize('workers', [1, 2, 5])
 def test_training_gives_the_same_merges_for_any_number_of_workers_and_order_of_files(workers, monkeypatch):
     monkeypatch.setattr('tokenizer.BLOCK', 2000)
     # lines that have the same words whether they stand together or apart
@@ -371,12 +372,8 @@ def test_a_long_text_has_the_ids_of_tiktoken_wherever_it_begins(trained, referen
         assert ids.tolist() == reference.encode_ordinary(text[i:])
 
 def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
-    texts = []
-    for n in 99, 333, 9000:
-        texts += ['a' * n, 'ab' * n, ' ' * n, '🙂' * n]
-    for n in 14, 15, 16, 17, 400:
-        word = random.choices('etaoin', k=n)
-        texts.append(''.join(word))
+    texts = [bit * n for bit in ('a', 'ab', ' ', '🙂') for n in (99, 333, 9000)]
+    texts += [''.join(random.choices('etaoin', k=n)) for n in (14, 15, 16, 17, 400)]
     texts += ['a' * 140_000, ' ' * 140_000 + 'a', CODE]
     # long pieces and short ones share an index, where their keys must not meet
     texts.append('\0' * 16 + 'a' + '\0' * 15 + ' and more' * 400)
@@ -386,7 +383,7 @@ def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
         assert trained.encode_ordinary(text) == ids
         assert trained.encode_to_numpy(text).tolist() == ids
 
-@pytest.mark.parametrize('pattern', PATTERNS)
+@parametrize('pattern', PATTERNS)
 def test_text_is_cut_into_the_words_of_the_pattern(pattern):
     hard = "as7!' \t\n\u3000é"
     texts = list(map(''.join, itertools.product(hard, repeat=3)))
@@ -398,7 +395,7 @@ def test_text_is_cut_into_the_words_of_the_pattern(pattern):
         found = tokenizer_module.add_counts([counted], pattern)
         assert found == Counter(word.encode() for word in words), repr(text)
 
-@pytest.mark.parametrize('raw', [b'', b'a', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n',
+@parametrize('raw', [b'', b'a', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n',
                                  'é\u2028\x85'.encode()])
 def test_any_file_that_is_utf8_is_trained_on_and_comes_back_byte_by_byte(raw):
     Path('file.txt').write_bytes(raw)
@@ -472,7 +469,7 @@ def some_tokenizer(kind, text=CODE[:20_000]):
         return WordTokenizer(regex.findall(WordTokenizer.pattern_text, text))
     return byte_tokenizer()
 
-@pytest.mark.parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
+@parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
 def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind):
     import tokenizers
     tok = some_tokenizer(kind)
@@ -489,35 +486,29 @@ def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind
         assert again.encode(text) == theirs.encode(text).ids == ids
         assert theirs.decode(ids, skip_special_tokens=False) == tok.decode(ids)
 
-@pytest.mark.parametrize('pattern', PATTERNS)
-def test_the_files_of_a_tokenizer_that_hugging_face_made_keep_its_ids(pattern):
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Theirs
-    theirs = Theirs(models.BPE())
-    ByteLevel = pre_tokenizers.ByteLevel
-    if pattern == 'gpt2':
-        theirs.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    else:
-        split = pre_tokenizers.Split(Regex(PATTERNS[pattern]), 'removed', invert=True)
-        level = ByteLevel(add_prefix_space=False, use_regex=False)
-        theirs.pre_tokenizer = pre_tokenizers.Sequence([split, level])
-    theirs.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=[END_OF_TEXT], show_progress=False,
-                                  initial_alphabet=ByteLevel.alphabet())
-    theirs.train_from_iterator([CODE], trainer)
+@parametrize('pattern', PATTERNS)
+def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
+    import tokenizers
+    _, merges = train_on(CODE[:20_000], 500, pattern=pattern)
+    tokens = [END_OF_TEXT.encode(), *byte_tokenizer([]).vocab.values(), *[a + b for a, b in merges]]
+    Tokenizer(dict(enumerate(tokens)), merges, [END_OF_TEXT], pattern).save('ours.json')
+    theirs = tokenizers.Tokenizer.from_file('ours.json')
     theirs.model.save('.')          # as GPT-2 came: vocab.json and merges.txt
     theirs.add_special_tokens(['<|pad|>'])
-    theirs.save('theirs.json')
+    theirs.save('theirs.json', pretty=False)
+    text = Path('theirs.json').read_text(encoding='utf-8')
+    says_the_same = text.replace('"Isolated","invert":false', '"Removed","invert":true')
+    Path('theirs.json').write_text(says_the_same, encoding='utf-8')
 
     one = Tokenizer.load('theirs.json')
     pair = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=pattern)
-    assert one.special_ids == pair.special_ids | {'<|pad|>': 500} == {END_OF_TEXT: 0, '<|pad|>': 500}
+    assert one.special_ids == pair.special_ids | {'<|pad|>': 501} == {END_OF_TEXT: 0, '<|pad|>': 501}
     text = CODE[:5000] + END_OF_TEXT + "déjà 你好  12345\t\r\n\n it's"
     for tok in one, pair:
         ids = tok.encode(text)
         assert ids == theirs.encode(text).ids
         assert tok.decode(ids) == text
-    assert one.encode('a <|pad|> b') == theirs.encode('a <|pad|> b').ids
+    assert one.merges == merges         # and it is one of ours
 
 # -----------------------------------------------------------------------------
 
@@ -533,7 +524,7 @@ gpt2 | "BPE" | "BPE", "byte_fallback": true
 gpt2 | "BPE" | "BPE", "ignore_merges": true
 gpt2 | "lstrip": false | "lstrip": true
 gpt2 | "single_word": false | "single_word": true
-'''.strip().splitlines()
+'''
 REFUSED = r'''
 gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]}
 gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": {
@@ -554,20 +545,19 @@ word | "Removed" | "Contiguous"
 word | "unk_token": "<unk>" | "unk_token": "the"
 char | "invert": true | "invert": false
 char | "a": 1 | "a": 77
-'''.strip().splitlines()
+'''
 
-def save_changed(case):
+def save_changed(kind, old, new):
     """Saves a tokenizer as t.json and changes the file."""
-    kind, old, new = case.split(' | ')
     some_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
     load_tokenizer('t.json')
     text = json.dumps(configurator.read_json('t.json'))
     assert old in text
     Path('t.json').write_text(text.replace(old, new, 1))
 
-@pytest.mark.parametrize('case', REFUSED)
-def test_a_file_that_does_not_fit_together_is_refused(case):
-    save_changed(case)
+@parametrize('kind, old, new', rows(REFUSED))
+def test_a_file_that_does_not_fit_together_is_refused(kind, old, new):
+    save_changed(kind, old, new)
     with user_error('t.json is not a tokenizer this project can use'):
         load_tokenizer('t.json')
 
@@ -579,10 +569,10 @@ def same_as_theirs(tok, theirs):
         assert tok.encode(text) == tok.encode_ordinary(text) == tok.encode_to_numpy(text).tolist() == ids
         assert theirs.decode(ids, skip_special_tokens=False).lstrip(' ') == tok.decode(ids).lstrip(' ')
 
-@pytest.mark.parametrize('case', OTHERS)
-def test_a_file_that_asks_for_more_has_the_ids_of_tokenizers(case):
+@parametrize('kind, old, new', rows(OTHERS))
+def test_a_file_that_asks_for_more_has_the_ids_of_tokenizers(kind, old, new):
     import tokenizers
-    save_changed(case)
+    save_changed(kind, old, new)
     same_as_theirs(load_tokenizer('t.json'), tokenizers.Tokenizer.from_file('t.json'))
 
 def save_smollm():
@@ -595,20 +585,19 @@ def save_smollm():
 
 def save_llama2():
     """A tokenizer.json like that of Llama 2 and TinyLlama: ▁ for a space, no pattern, bytes for unknown characters."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
-    theirs = Tokenizer(models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    tokens = ['<unk>', '<s>', '</s>', *[f'<0x{b:02X}>' for b in range(256)], *sorted({*CODE[:20_000], '▁'})]
+    merges = [('▁', 't'), ('h', 'e'), ('▁t', 'he'), ('▁', '▁'), ('e', 'n')]
+    tokens += [a + b for a, b in merges]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    theirs = Tokenizer(models.BPE(vocab, merges, unk_token='<unk>', byte_fallback=True, fuse_unk=True))
     theirs.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
     theirs.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()])
     theirs.post_processor = processors.TemplateProcessing('<s> $A', special_tokens=[('<s>', 1)])
-    all_bytes = [f'<0x{b:02X}>' for b in range(256)]
-    special = ['<unk>', '<s>', '</s>', *all_bytes]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
-    theirs.train_from_iterator(CODE[:20_000].splitlines(), trainer)
-    data = json.loads(theirs.to_str())
-    del data['added_tokens'][3:]        # bytes are no special tokens
-    Path('t.json').write_text(json.dumps(data))
+    theirs.add_special_tokens(tokens[:3])
+    theirs.save('t.json')
 
-@pytest.mark.parametrize('make, end, opening', [(save_smollm, END_OF_TEXT, []), (save_llama2, '</s>', ['<s>'])])
+@parametrize('make, end, opening', [(save_smollm, END_OF_TEXT, []), (save_llama2, '</s>', ['<s>'])])
 def test_the_tokenizers_of_known_models_open_with_their_ids(make, end, opening):
     import tokenizers
     make()
@@ -631,7 +620,7 @@ def test_what_is_no_tokenizer_at_all_is_refused():
         load_tokenizer('t.json')
 MERGE = b'a', b'b'
 
-@pytest.mark.parametrize('merges, special, says', [
+@parametrize('merges, special, says', [
     ([], 'a', "'a' is an ordinary one"),
     ([MERGE], 'ab', "'ab' is an ordinary one"),
     ([], '', 'cannot be empty'),
@@ -643,7 +632,7 @@ def test_a_vocabulary_that_does_not_fit_together_is_refused(merges, special, say
     with user_error(says):
         Tokenizer(vocab, merges, [special])
 
-@pytest.mark.parametrize('raw, says', [
+@parametrize('raw, says', [
     (b'a word, ' * 400 + 'é'.encode() + b'\xff words', 'byte 3202 is 0xff'),
     ('abcdé'.encode()[:-1], 'byte 4 is 0xc3'),
 ])
@@ -711,7 +700,7 @@ SETTINGS = {
     'llama padded': dict(vocab_size=1100, qk_norm=False),
     'qwen3 padded': dict(vocab_size=1100, tie_weights=False),
 }
-every_setting = pytest.mark.parametrize('name', SETTINGS)
+every_setting = parametrize('name', SETTINGS)
 can_compile = model_module.choose_compile('auto', 'cpu', math.inf)
 needs_compiler = pytest.mark.skipif(not can_compile, reason='can not compile')
 close = torch.testing.assert_close
@@ -751,34 +740,18 @@ def test_functions_are_those_of_torch():
         close(model_module.softmax(y, 1), y.softmax(1))
         close(model_module.cross_entropy(y, targets), F.cross_entropy(y, targets))
 
-def test_attention_and_norms_are_those_of_torch():
+def test_attention_is_that_of_torch_with_any_mask():
     q, k, v = torch.randn(3, 2, 4, 5, 8)
-    y = model_module.scaled_dot_product_attention(q, k, v)
-    close(y, F.scaled_dot_product_attention(q, k, v))
-    x = 3 + torch.randn(7, 30)
     window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
-    y = model_module.scaled_dot_product_attention(q, k, v, window)
-    close(y, model_module.fused_attention(q, k, v, window))
-    rms = model_module.RMSNorm(30, 1e-3)
-    close(rms(x), F.rms_norm(x, (30,), eps=1e-3))
-    layer = model_module.LayerNorm(30, 1e-3, bias=True)
-    close(layer(x), F.layer_norm(x, (30,), eps=1e-3))
-
-@pytest.mark.parametrize('rows', [1, 5, 40])
-@torch.no_grad()
-def test_a_linear_layer_is_that_of_torch_for_few_rows_and_many(rows):
-    x = torch.randn(1, rows, 30)
-    layer = model_module.Linear(30, 20, bias=True)
-    layer.bias.normal_()
-    want = F.linear(x, layer.weight, layer.bias)
-    close(layer(x), want)
-    close(layer(x.bfloat16()), want.bfloat16(), rtol=0.03, atol=0.03)
+    for mask in None, window:
+        want = F.scaled_dot_product_attention(q, k, v, mask)
+        close(model_module.scaled_dot_product_attention(q, k, v, mask), want)
+    close(model_module.fused_attention(q, k, v, window), F.scaled_dot_product_attention(q, k, v, window))
 
 @pytest.mark.skipif(not model_module.can_pack('cpu'), reason='needs FBGEMM')
-@pytest.mark.parametrize('knobs', [dict(bias=True), dict(tie_weights=False)])
 @torch.no_grad()
-def test_packed_matrices_give_the_same_logits(knobs):
-    model = small_gpt(**knobs)
+def test_packed_matrices_give_the_same_logits():
+    model = small_gpt(bias=True)
     idx = random_ids(3, 5)
     want = model(idx)
     assert sample.prepare_model(model, 'cpu', 'float16', False, rows=3) is model
@@ -786,7 +759,7 @@ def test_packed_matrices_give_the_same_logits(knobs):
     assert not torch.equal(logits, want)
     close(logits, want, rtol=5e-3, atol=5e-3)
 
-@pytest.mark.parametrize('dtype, compiled', [('float32', False), ('float16', True), ('bfloat16', False)])
+@parametrize('dtype, compiled', [('float16', True), ('bfloat16', False)])
 def test_only_a_model_in_float16_that_is_not_compiled_is_packed(dtype, compiled):
     model = small_gpt()
     sample.prepare_model(model, 'cpu', dtype, compiled, rows=1)
@@ -942,15 +915,7 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
             logits = model(new[:, None], cache=cache, decode=True)
             lengths = lengths + 1
 
-@torch.no_grad()
-def test_a_prompt_of_one_token_is_a_prompt_in_a_used_cache_too():
-    model = small_gpt()
-    cache = model_module.KVCache(model, 1, 16)
-    for prompt in random_ids(1, 5), random_ids(1, 1):
-        close(model(prompt, cache=cache), model(prompt)[:, -1:])
-        assert cache.lengths == prompt.size(1)
-
-@pytest.mark.parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
+@parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
 def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs):
     from transformers import AutoModelForCausalLM
     model = small_gpt('gpt2', dropout=0.3, attention=ours)
@@ -989,7 +954,7 @@ def test_the_loss_begins_at_the_log_of_the_vocabulary(name):
     loss = model(*torch.randint(1100, (2, 4, 16)))
     assert loss.item() == pytest.approx(math.log(1100), rel=0.02)
 
-@pytest.mark.parametrize('name', ['llama padded', 'qwen3 padded'])
+@parametrize('name', ['llama padded', 'qwen3 padded'])
 def test_the_padding_of_the_vocabulary_never_matters(name):
     model = small_gpt(name)
     idx = random_ids(2, 16)
@@ -1001,8 +966,6 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
         table.data[1100:] = 9.0
     assert torch.equal(model(idx), logits)
     assert torch.equal(model(idx, idx), loss)
-    for ids in sample.generate(model, idx.tolist(), 20):
-        assert max(ids) < 1100
 
 # -----------------------------------------------------------------------------
 # folders, our own and those of others
@@ -1028,7 +991,7 @@ def test_a_checkpoint_gives_the_same_model_back(name):
     assert torch.equal(again(idx), model(idx))
     assert again.num_params() == model.num_params()
 
-@pytest.mark.parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'gpt2'])
+@parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'gpt2'])
 def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     from transformers import AutoModelForCausalLM
     model = small_gpt(name)
@@ -1037,16 +1000,10 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     assert theirs.config.model_type in name
     close(model(idx), theirs(idx).logits)
 
-@pytest.mark.parametrize('name', ['llama', 'qwen3', 'gpt2'])
-def test_other_defaults_leave_the_models_of_others_as_they_are(name, monkeypatch):
-    model = small_gpt(name)
-    folder = save(model)
-    others = dict(norm='none', norm_position='post', position='none', mlp='silu', bias=not model.config.bias,
-                  qk_norm=not model.config.qk_norm, rope_theta=7.0, norm_eps=0.1, n_kv_head=2, head_dim=6, d_ff=9)
-    defaults = [others.get(name, field.default) for name, field in GPTConfig.__dataclass_fields__.items()]
-    monkeypatch.setattr(GPTConfig.__init__, '__defaults__', tuple(defaults))
-    assert GPTConfig().position == 'none'
-    assert load_model(folder).config == model.config
+@parametrize('kind', model_module.FAMILIES)
+def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
+    _, keys, values = model_module.FAMILIES[kind]
+    assert {*keys, *values, 'dropout', 'attention'} == GPTConfig.__dataclass_fields__.keys()
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
     folder = save(small_gpt())
@@ -1064,19 +1021,17 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
 def save_theirs(kind, vocab_size=60):
     """A folder that transformers saved, of a small model with noise in all weights. -> the model"""
     import transformers
-    if kind == 'GPT2':
-        shape = dict(n_positions=32, n_embd=32, n_layer=2, n_head=4)
-    else:
-        shape = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, max_position_embeddings=32)
-        shape.update(num_attention_heads=4, num_key_value_heads=2, head_dim=12, rope_theta=500.0)
-    config = getattr(transformers, f'{kind}Config')(vocab_size=vocab_size, **shape)
+    # GPT-2 takes the first four of them, under these names, too
+    config = getattr(transformers, f'{kind}Config')(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32, intermediate_size=48,
+        num_key_value_heads=2, head_dim=12, rope_theta=500.0, vocab_size=vocab_size)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for p in model.parameters():
         p.data = (p + 0.1 * torch.randn_like(p)).bfloat16().float()
     model.save_pretrained('theirs')
     return model.eval()
 
-@pytest.mark.parametrize('kind', ['Llama', 'Qwen3', 'GPT2'])
+@parametrize('kind', ['Llama', 'Qwen3', 'GPT2'])
 def test_a_folder_that_transformers_saved_loads_with_the_same_logits(kind):
     theirs = save_theirs(kind)
     idx = random_ids(2, 32)
@@ -1102,28 +1057,53 @@ def test_gpt2_loads_as_the_hub_has_it():
     change(Path('theirs/config.json'), '"tie_word_embeddings"', '"unknown"')
     close(load_model('theirs')(idx), theirs(idx).logits)
 
-# our names by those of llama.cpp
-OF_GGUF = {
-    'token_embd': 'model.embed_tokens', 'position_embd': 'model.embed_positions', 'output_norm': 'model.norm',
-    'output': 'lm_head', 'attn_norm': 'input_layernorm', 'ffn_norm': 'post_attention_layernorm',
-    'attn_q': 'self_attn.q_proj', 'attn_k': 'self_attn.k_proj', 'attn_v': 'self_attn.v_proj',
-    'attn_qkv': 'self_attn.qkv_proj', 'attn_output': 'self_attn.o_proj', 'attn_q_norm': 'self_attn.q_norm',
-    'attn_k_norm': 'self_attn.k_norm', 'ffn_gate': 'mlp.gate_proj', 'ffn_up': 'mlp.up_proj',
-    'ffn_down': 'mlp.down_proj',
-}
+# names of llama.cpp, and ours
+WEIGHTS_OF_GGUF = '''
+token_embd | model.embed_tokens
+position_embd | model.embed_positions
+output_norm | model.norm
+output | lm_head
+attn_norm | input_layernorm
+attn_q | self_attn.q_proj
+attn_k | self_attn.k_proj
+attn_v | self_attn.v_proj
+attn_qkv | self_attn.qkv_proj
+attn_q_norm | self_attn.q_norm
+attn_k_norm | self_attn.k_norm
+attn_output | self_attn.o_proj
+ffn_norm | post_attention_layernorm
+ffn_gate | mlp.gate_proj
+ffn_up | mlp.up_proj
+ffn_down | mlp.down_proj
+'''
+FIELDS_OF_GGUF = '''
+context_length | block_size
+block_count | n_layer
+embedding_length | n_embd
+feed_forward_length | d_ff
+attention.head_count | n_head
+attention.head_count_kv | n_kv_head
+attention.key_length | head_dim
+attention.value_length | head_dim
+attention.layer_norm_epsilon | norm_eps
+attention.layer_norm_rms_epsilon | norm_eps
+rope.freq_base | rope_theta
+'''
 
-def weights_of_gguf(reader, kind, n_head, n_kv_head):
+def weights_of_gguf(reader, kind, c):
     """The state_dict in a GGUF file, without a tied head."""
-    weights = {}
+    weights, ours = {}, dict(rows(WEIGHTS_OF_GGUF))
+    heads = dict(attn_q=c.n_head, attn_k=c.n_kv_head) if kind == 'llama' else {}
     for tensor in reader.tensors:
-        *block, part, end = tensor.name.split('.')
-        name = '.'.join([*(['model.layers', block[1]] if block else []), OF_GGUF[part], end])
         x = torch.tensor(tensor.data)
-        if kind == 'llama' and part in ('attn_q', 'attn_k'):
-            rows = x.unflatten(0, (n_head if part == 'attn_q' else n_kv_head, -1))
-            x = torch.cat((rows[:, 0::2], rows[:, 1::2]), 1).flatten(0, 1)
+        name = tensor.name.replace('blk', 'model.layers')
+        part = name.split('.')[-2]
+        name = name.replace(f'{part}.', f'{ours[part]}.')
+        if part in heads:       # the two rows that rope rotates stand side by side
+            x = x.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).flatten(0, 2)
         if part == 'attn_qkv':
-            weights.update(zip((name.replace('qkv', letter) for letter in 'qkv'), x.chunk(3)))
+            q, k, v = x.chunk(3)
+            weights |= {name.replace('qkv', 'q'): q, name.replace('qkv', 'k'): k, name.replace('qkv', 'v'): v}
         else:
             weights[name] = x
     return weights
@@ -1134,76 +1114,56 @@ def small_bpe():
     vocab, merges = tokenizer_module.train_bpe('text.txt', 280, [END_OF_TEXT])
     return Tokenizer(vocab, merges, [END_OF_TEXT])
 
-@pytest.mark.parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'gpt2'])
+@parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'gpt2'])
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     import gguf
     model = small_gpt(name, vocab_size=1100)
     model_module.write_gguf('m.gguf', model, small_bpe, small_bpe.eot, 'float32')
-    assert not Path('m.gguf.partial').exists()
     reader = gguf.GGUFReader('m.gguf')
     fields = {key: field.contents() for key, field in reader.fields.items()}
 
     c, kind = model.config, name.split()[0]
     assert fields['general.architecture'] == kind
-    shape = dict(context_length=16, block_count=2, embedding_length=32, feed_forward_length=c.d_ff)
-    shape |= {'attention.head_count': 4, 'attention.head_count_kv': c.n_kv_head, 'attention.key_length': c.head_dim,
-              'attention.value_length': c.head_dim, 'attention.layer_norm_epsilon': c.norm_eps,
-              'attention.layer_norm_rms_epsilon': c.norm_eps, 'rope.freq_base': c.rope_theta}
-    for key, want in shape.items():
-        assert fields[f'{kind}.{key}'] == pytest.approx(want), key
-    weights = weights_of_gguf(reader, kind, 4, c.n_kv_head)
+    for key, ours in rows(FIELDS_OF_GGUF):
+        assert fields[f'{kind}.{key}'] == pytest.approx(getattr(c, ours)), key
     want = model.state_dict()
     if c.tie_weights:
         del want['lm_head.weight']
-    assert weights.keys() == want.keys()
-    for key, x in want.items():
-        assert torch.equal(weights[key], x[:1100]), key
+    for key, x in weights_of_gguf(reader, kind, c).items():
+        assert torch.equal(x, want.pop(key)[:1100]), key
+    assert not want
 
     assert fields['tokenizer.ggml.model'] == 'gpt2'
     assert fields['tokenizer.ggml.pre'] == 'gpt-2'
     assert fields['tokenizer.ggml.merges'] == [' '.join(pair) for pair in small_bpe.as_json()[1]['merges']]
-    tokens, types = fields['tokenizer.ggml.tokens'], fields['tokenizer.ggml.token_type']
-    assert len(set(tokens)) == len(types) == 1100
+    tokens, eot = fields['tokenizer.ggml.tokens'], small_bpe.eot
+    assert len(set(tokens)) == 1100
     assert tokens[small_bpe.id_of[b' was']] == 'Ġwas'
-    eot = small_bpe.eot
-    assert fields['tokenizer.ggml.bos_token_id'] == fields['tokenizer.ggml.eos_token_id'] == eot
     assert tokens[eot] == END_OF_TEXT
-    assert types == [1] * eot + [3] + [5] * (1099 - eot)        # normal, control, unused
+    assert fields['tokenizer.ggml.bos_token_id'] == fields['tokenizer.ggml.eos_token_id'] == eot
+    assert fields['tokenizer.ggml.token_type'] == [1] * eot + [3] + [5] * (1099 - eot)  # normal, control, unused
     assert not fields['tokenizer.ggml.add_bos_token']
 
-@pytest.mark.parametrize('type_, number', [('float16', 1), ('bfloat16', 30)])
-def test_a_gguf_file_has_matrices_in_the_type_that_is_asked_for(type_, number, small_bpe):
-    import gguf
-    model = small_gpt(vocab_size=300)
-    model_module.write_gguf('m.gguf', model, small_bpe, None, type_)
-    for tensor in gguf.GGUFReader('m.gguf').tensors:
-        assert tensor.tensor_type == (number if len(tensor.shape) > 1 else 0)
-        if tensor.name == 'token_embd.weight':
-            x = torch.tensor(tensor.data).view(getattr(torch, type_))
-            assert torch.equal(x, model.lm_head.weight.to(x.dtype))
-
-def test_sample_writes_a_gguf_file_in_float16_by_itself(small_bpe):
+@parametrize('dtype, number', [('auto', 1), ('bfloat16', 30)])
+def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, small_bpe):
     import gguf
     folder = save(small_gpt(vocab_size=300), eot=7)
     os.remove(folder / 'manifest.json')
     Path('README.md').touch()
     small_bpe.save(folder / 'tokenizer.json')
-    assert small_bpe.eot not in (None, 7)
-    run_main(sample, out_dir=str(folder), gguf='new/m.gguf')
+    run_main(sample, out_dir=str(folder), gguf='new/m.gguf', dtype=dtype)
     reader = gguf.GGUFReader('new/m.gguf')
-    assert {tensor.tensor_type for tensor in reader.tensors} == {0, 1}
+    assert {len(tensor.shape): tensor.tensor_type for tensor in reader.tensors} == {1: 0, 2: number}
     assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
     with user_error('cannot write README.md/m.gguf'):
         run_main(sample, out_dir=str(folder), gguf='README.md/m.gguf')
 
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
-    with user_error('no form'):
-        model_module.write_gguf('m.gguf', small_gpt('no norm', vocab_size=300), small_bpe, None, 'float32')
-    for tok in byte_tokenizer(), CharTokenizer(['a']):
+    good, ablation, too_small = small_gpt(vocab_size=300), small_gpt('no norm', vocab_size=300), small_gpt()
+    pairs = (ablation, small_bpe), (too_small, small_bpe), (good, byte_tokenizer()), (good, CharTokenizer(['a']))
+    for model, tok in pairs:
         with user_error('no form'):
-            model_module.write_gguf('m.gguf', small_gpt(vocab_size=300), tok, None, 'float32')
-    with user_error('no form'):
-        model_module.write_gguf('m.gguf', small_gpt(vocab_size=200), small_bpe, None, 'float32')
+            model_module.write_gguf('m.gguf', model, tok, None, 'float32')
     assert not Path('m.gguf').exists()
 
 # a file of a Llama | what is in it | what it is made
@@ -1218,11 +1178,10 @@ config.json | embeddings": | embeddings": 1000000000
 config.json | "vocab_size": 50 | "vocab_size": 60
 model.safetensors | embed_tokens | my_embedding
 model.safetensors | { | [
-'''.strip().splitlines()
+'''
 
-@pytest.mark.parametrize('case', MISFITS)
-def test_a_folder_that_does_not_fit_is_one_error(case):
-    name, old, new = case.split(' | ')
+@parametrize('name, old, new', rows(MISFITS))
+def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
     folder = save(small_gpt('llama'))
     os.remove(folder / 'manifest.json')
     change(folder / name, old, new)
@@ -1270,7 +1229,7 @@ def fail_at(moment, error, patch):
     for name in 'os.mkdir', 'os.rename', 'os.fsync', 'shutil.copyfile', 'pathlib.Path.write_text', 'model.save_file':
         patch.setattr(name, failing(pkgutil.resolve_name(name)))
 
-@pytest.mark.parametrize('error', [Killed(), OSError(28, 'No space left on device')])
+@parametrize('error', [Killed(), OSError(28, 'No space left on device')])
 def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one(error, monkeypatch):
     model = small_gpt()
     run = save(model, 'run/step_1').parent
@@ -1320,45 +1279,17 @@ def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(mon
 
 # a hub on this machine: hub/<name> is me/<name>
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        found = re.search(r'/([^/]+)/(revision|tree|resolve)/[^/?]+/?([^?]*)', self.path)
-        name, what, file = found.groups() if found else ('', '', '')
-        folder = Path('hub', name or 'none')
-        names = os.listdir(folder) if folder.exists() else []
-        answer = b''
-        if what == 'revision':
-            answer = json.dumps(dict(id='x', sha='c' * 40, siblings=[dict(rfilename=n) for n in names])).encode()
-        elif what == 'tree':
-            files = [dict(type='file', path=n, oid=n, size=(folder / n).stat().st_size) for n in names]
-            answer = json.dumps(files).encode()
-        elif names:
-            answer = (folder / file).read_bytes()
-        self.send_response(200 if names else 404)
-        self.send_header('Content-Length', len(answer))
-        self.send_header('ETag', hashlib.sha256(answer).hexdigest())
-        self.send_header('X-Repo-Commit', 'c' * 40)
-        self.end_headers()
-        if self.command == 'GET':
-            self.server.sent.append(file or what)
-            self.wfile.write(answer)
-    do_HEAD = do_GET
-
-    def log_message(self, *args):
-        pass
+def copy_wanted(repo, **wanted):
+    """What stands for huggingface_hub.snapshot_download: copies the files that are not there yet."""
+    there, here = Path('hub', repo.split('/')[1]), Path('cache', repo)
+    here.mkdir(parents=True, exist_ok=True)
+    for name in huggingface_hub.utils.filter_repo_objects(os.listdir(there), **wanted):
+        shutil.copy(there / name, here)
+    return here
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A server; .sent are the files that it has sent."""
-    server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
-    server.sent = []
-    threading.Thread(target=server.serve_forever).start()
-    # for processes of their own: huggingface_hub reads these once
-    monkeypatch.setenv('HF_ENDPOINT', f'http://127.0.0.1:{server.server_port}')
-    monkeypatch.setenv('HF_HOME', os.getcwd())
-    yield server
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr('huggingface_hub.snapshot_download', copy_wanted)
 
 def put_on_hub(name):
     """A model in a folder of the hub: a checkpoint of ours, or what transformers saved, in several files."""
@@ -1370,59 +1301,33 @@ def put_on_hub(name):
     os.rename('t.json', f'hub/{name}/tokenizer.json')
     Path(f'hub/{name}/pytorch_model.bin').touch()
 
-@pytest.mark.parametrize('name', ['ours', 'theirs'])
-def test_a_model_of_the_hub_is_downloaded_once_and_generates(name, hub):
+@parametrize('name', ['ours', 'theirs'])
+def test_a_model_of_the_hub_is_downloaded_and_generates(name, hub, capsys):
     put_on_hub(name)
-    line = HERE / 'sample.py', '--num_samples=1', '--max_new_tokens=5', '--start=a'
-    here = launch(*line, f'--out_dir=hub/{name}').stdout
-    assert launch(*line, f'--out_dir=me/{name}').stdout == here
-    sent = [file for file in hub.sent if '.' in file]
-    needed = [p.name for p in Path('hub', name).iterdir() if p.match('model*.safetensors') or p.match('*.json')]
-    assert sorted(sent) == sorted({*needed} - {'manifest.json'})
-    hub.sent.clear()
-    assert launch(*line, f'--out_dir=me/{name}').stdout == here
-    assert not [file for file in hub.sent if '.' in file]
+    texts = []
+    for out_dir in f'hub/{name}', f'me/{name}':
+        run_main(sample, out_dir=out_dir, num_samples=1, max_new_tokens=5, start='a')
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    wanted = r'model.*\.safetensors|(?!manifest).*\.json'
+    needed = [file for file in os.listdir(f'hub/{name}') if re.fullmatch(wanted, file)]
+    assert sorted(os.listdir(f'cache/me/{name}')) == sorted(needed)
 
-HUB_CALLS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from configurator import UserError
-from model import find_folder
-from prepare import DATASETS, DOWNLOADS, fetch
-
-DOWNLOADS.mkdir(parents=True)
-name = 'TinyStoriesV2-GPT4-valid.txt'
-fetch([DOWNLOADS / name], DATASETS['tinystories'])
-print((DOWNLOADS / name).read_text())
-for name in ('me/none', 'gpt2', 'nothing', 'me/other'):
-    try:
-        find_folder(name)
-    except UserError as e:
-        print(e)
-"""
-
-def test_data_come_from_the_hub_and_a_wrong_name_is_one_error(hub):
+def test_a_wrong_name_of_a_model_is_one_error_before_weights_are_downloaded(hub):
     put_on_hub('other')
     change(Path('hub/other/config.json'), '"llama"', '"mamba"')
-    Path('hub/TinyStories').mkdir()
-    Path('hub/TinyStories/TinyStoriesV2-GPT4-valid.txt').write_text('Once')
-    story, *errors = launch('-c', HUB_CALLS, HERE).stdout.splitlines()
-    assert story == 'Once'
-    for name, error in zip(('me/none', 'gpt2', 'nothing', 'mamba'), errors, strict=True):
-        assert name in error
-    assert not [file for file in hub.sent if file.endswith('.safetensors')]     # weights that are not needed
+    for name, says in ('me/none', 'me/none'), ('gpt2', 'gpt2'), ('nothing', 'nothing'), ('me/other', 'mamba'):
+        with user_error(says):
+            model_module.find_folder(name)
+    assert not [*Path('cache/me/other').glob('*.safetensors')]
 
 # -----------------------------------------------------------------------------
 # which machine this is, by what torch says of it
 
-@pytest.mark.parametrize('gpus, mps, want', [
-    (2, False, 'cuda:1'),
-    (0, True, 'mps'),
-])
+@parametrize('gpus, mps, want', [(2, False, 'cuda:1'), (0, True, 'mps')])
 def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.is_available', lambda: gpus > 0)
     monkeypatch.setattr('torch.cuda.device_count', lambda: gpus)
-    monkeypatch.setattr('torch.cuda.get_device_name', lambda place: 'a card')
     monkeypatch.setattr('torch.backends.mps.is_available', lambda: mps)
     assert model_module.choose_device('auto', local_rank=1) == want
     monkeypatch.setenv('WORLD_SIZE', '2')
@@ -1430,58 +1335,63 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     with user_error('no cuda:2 here'):
         model_module.choose_device('cuda:2')
 
-@pytest.mark.parametrize('has_it, want', [(True, 'bfloat16'), (False, 'float16')])
-def test_bfloat16_is_used_only_on_a_gpu_that_has_it(has_it, want, monkeypatch):
-    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: has_it)
+# a device | what is there | the type. packed: for generation that is not compiled
+TYPES = '''
+cuda:0 | bfloat16 | bfloat16
+cuda:0 | nothing | float16
+cpu | GenuineIntel avx512_bf16 amx_bf16 | bfloat16
+cpu | AuthenticAMD avx512_bf16 | bfloat16
+cpu | GenuineIntel avx512_bf16 | float32
+cpu | AuthenticAMD avx2 | float32
+cpu | AuthenticAMD avx512_bf16 FBGEMM packed | float16
+cpu | AuthenticAMD avx512_bf16 packed | bfloat16
+cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
+'''
+
+@parametrize('place, there, want', rows(TYPES))
+def test_a_type_is_used_only_where_it_is_fast(place, there, want, monkeypatch):
+    Path('cpuinfo').write_text(there)
+    has_fast_bfloat16 = model_module.has_fast_bfloat16
+    monkeypatch.setattr('model.has_fast_bfloat16', lambda: has_fast_bfloat16('cpuinfo'))
+    monkeypatch.setattr('model.can_pack', lambda place: 'FBGEMM' in there)
+    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: 'bfloat16' in there)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    assert model_module.choose_dtype('auto', 'cuda:0') == want
+    assert model_module.choose_dtype('auto', place, 'packed' in there) == want
+    assert model_module.choose_dtype('float32', place, 'packed' in there) == 'float32'
+    assert not has_fast_bfloat16('missing')
 
-@pytest.mark.parametrize('cpuinfo, want', [
-    ('vendor_id : GenuineIntel\nflags : avx512_bf16 amx_bf16', True),
-    ('vendor_id : AuthenticAMD\nflags : avx512_bf16', True),
-    ('vendor_id : GenuineIntel\nflags : avx512_bf16', False),
-    ('vendor_id : AuthenticAMD\nflags : avx2', False),
-])
-def test_bfloat16_is_used_only_on_a_cpu_where_it_is_fast(cpuinfo, want, tmp_path):
-    (tmp_path / 'cpuinfo').write_text(cpuinfo)
-    assert model_module.has_fast_bfloat16(tmp_path / 'cpuinfo') == want
-    assert not model_module.has_fast_bfloat16(tmp_path / 'missing')
+# a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
+TOOLS = '''
+cpu | triton | yes
+cpu | g++ clang++ | no
+cpu | Python.h | no
+cpu | torch 2.10 | no
+cuda:0 | torch 2.10 | yes
+cuda:0 | gcc clang cl | no
+cuda:0 | Python.h | no
+cuda:0 | triton | no
+'''
 
-def test_generation_that_is_not_compiled_packs_where_it_can(monkeypatch):
-    monkeypatch.setattr('model.has_fast_bfloat16', lambda: True)
-    for can, want in (True, 'float16'), (False, 'bfloat16'):
-        monkeypatch.setattr('model.can_pack', lambda place: can)
-        assert model_module.choose_dtype('auto', 'cpu', packed=True) == want
-        assert model_module.choose_dtype('auto', 'cpu') == 'bfloat16'
-        assert model_module.choose_dtype('float32', 'cpu', packed=True) == 'float32'
+@parametrize('place, lacks, can', rows(TOOLS))
+def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypatch, tmp_path):
+    def find(name):
+        return None if name in lacks else name
 
-def test_compiling_needs_triton_a_compiler_python_h_and_enough_to_do(monkeypatch, tmp_path):
-    choose = model_module.choose_compile
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (9, 0))
-    monkeypatch.setattr('model.find_spec', lambda name: name)
-    monkeypatch.setattr('shutil.which', lambda name: name)
+    monkeypatch.setattr('model.find_spec', find)
+    monkeypatch.setattr('shutil.which', find)
     monkeypatch.setattr('sysconfig.get_path', lambda name: tmp_path)
-    assert not choose('auto', 'cuda:0', flops=1e18)
-    (tmp_path / 'Python.h').touch()
-    assert choose('auto', 'cuda:0', flops=1e18)
-    assert not choose('auto', 'cuda:0', flops=1e13)
-    monkeypatch.setattr('shutil.which', lambda name: None)
-    assert not choose('auto', 'cuda:0', flops=1e18)
-    monkeypatch.setattr('shutil.which', lambda name: name)
-    monkeypatch.setattr('model.find_spec', lambda name: None)
-    assert not choose('auto', 'cuda:0', flops=1e18)
-
-    monkeypatch.setattr('torch.__version__', TorchVersion('2.10.0'))
-    assert choose('auto', 'cpu', flops=1e16)
-    assert not choose('auto', 'cpu', flops=1e9)
-    assert choose(True, 'cpu')
-    monkeypatch.setattr('torch.__version__', TorchVersion('2.6.0'))     # compiles the embedding's gradient wrong
-    assert not choose('auto', 'cpu', flops=1e16)
-    monkeypatch.setattr('torch.__version__', TorchVersion('2.10.0'))
-    monkeypatch.setattr('shutil.which', lambda name: None)
-    assert not choose('auto', 'cpu', flops=1e16)
-    with user_error('compiler'):
-        choose(True, 'cpu')
+    monkeypatch.setattr('torch.__version__', TorchVersion('2.6.0' if 'torch' in lacks else '2.10.0'))
+    if lacks != 'Python.h':
+        (tmp_path / 'Python.h').touch()
+    choose = model_module.choose_compile
+    assert choose('auto', place, flops=1e18) == (can == 'yes')
+    assert not choose('auto', place, flops=1e12)
+    if can == 'yes':
+        assert choose(True, place)
+    else:
+        with user_error('compiler'):
+            choose(True, place)
 
 # -----------------------------------------------------------------------------
 # prepare.py
@@ -1530,7 +1440,7 @@ def test_documents_keep_their_text_and_stay_on_their_side_of_the_split():
     more = Prepared('d.txt', vocab_size=300)
     assert {*data.val_texts} <= {*more.val_texts}
 
-@pytest.mark.parametrize('parts', [1, 3])
+@parametrize('parts', [1, 3])
 def test_fewer_than_20_documents_are_split_by_position(parts, monkeypatch):
     small_blocks(monkeypatch)
     text = CODE[:30_000]
@@ -1578,13 +1488,11 @@ def test_small_shards_are_read_as_one_array(monkeypatch):
     cut = Prepared('corpus.txt', vocab_size=300, shard_tokens=777)
     assert cut.train == whole.train
     assert cut.val == whole.val
-    sizes = [shard['tokens'] for shard in cut.meta['train']['shards']]
-    assert {*sizes[:-1]} == {777}
-
+    *sizes, _ = [shard['tokens'] for shard in cut.meta['train']['shards']]
+    assert {*sizes} == {777}
     shards = prepare.Shards(cut.folder, 'train', cut.meta)
     for start in 770, 776, 777:
-        found = shards.read(start, 1600)
-        assert found.tolist() == whole.train[start:start + 1600]
+        assert shards.read(start, 1600).tolist() == whole.train[start:start + 1600]
 
 def test_a_large_vocabulary_takes_four_bytes_an_id():
     n = 65_535      # with <unk> and the end of a text one too many for two bytes
@@ -1594,44 +1502,41 @@ def test_a_large_vocabulary_takes_four_bytes_an_id():
     assert data.meta['dtype'] == '<u4'
     assert data.train + data.val == [*range(n), n + 1]
 
-def test_a_word_that_the_vocabulary_lacks_is_counted_in_bytes():
+def test_a_tokenizer_learns_from_training_text_alone_and_what_it_lacks_is_counted_in_bytes():
     write('c.txt', ['aa bb ' * 900 + 'zzz é ' * 100])
-    data = Prepared('c.txt', tokenizer='word', vocab_size=5)
+    data = Prepared('c.txt', tokenizer='word', vocab_size=99)
     val = data.meta['val']
     assert val['unknown_bytes'] == 500      # zzz and é
     bits = 1.5 / math.log(2) * len(data.val) + 8 * 500
     assert math.isclose(prepare.bits_per_byte(1.5, data.meta), bits / val['bytes'])
-
-@pytest.mark.parametrize('kind, room', [('word', 99), ('bpe', 300)])
-def test_a_tokenizer_learns_from_the_training_split_alone(kind, room):
-    write('c.txt', ['aa bb ' * 900 + 'zzz ' * 100])
-    tok = Prepared('c.txt', tokenizer=kind, vocab_size=room).tok
-    assert b'aa' in tok.vocab.values()
-    assert b'zz' not in tok.vocab.values() and b'zzz' not in tok.vocab.values()
+    assert b'zz' not in Prepared('c.txt', vocab_size=300).tok.vocab.values()
 
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
-    write_corpus()
-    folder = prepare.find_or_prepare('corpus.txt', 'bpe', 300)
-    before = (folder / 'meta.json').stat().st_mtime_ns
-    assert prepare.find_or_prepare('./corpus.txt', 'bpe', 300) == folder
-    assert (folder / 'meta.json').stat().st_mtime_ns == before
+    def find(path='corpus.txt'):
+        return prepare.find_or_prepare(path, 'bpe', 300)
 
+    write_corpus()
+    folder = find()
+    before = (folder / 'meta.json').stat().st_mtime_ns
+    assert find('./corpus.txt') == folder
     text = Path('corpus.txt').read_text()
     write('corpus.txt', [text])             # a new file, the same text
-    assert prepare.find_or_prepare('corpus.txt', 'bpe', 300) == folder
+    assert find() == folder
+    assert (folder / 'meta.json').stat().st_mtime_ns == before
+
     write('corpus.txt', ['#' + text[1:]])
     os.utime('corpus.txt', (1, 1))          # an older file may be another text, too
     with user_error('was made with source_sha256'):
-        prepare.find_or_prepare('corpus.txt', 'bpe', 300)
+        find()
     write_corpus('corpus.txt', 25)
     with user_error('was made with source_bytes'):
-        prepare.find_or_prepare('corpus.txt', 'bpe', 300)
+        find()
     os.unlink('corpus.txt')                 # its tokens are enough
-    assert prepare.find_or_prepare('corpus.txt', 'bpe', 300) == folder
+    assert find() == folder
     Path('other').mkdir()
     write_corpus('other/corpus.txt')
     with user_error('was made with source = .*remove it'):
-        prepare.find_or_prepare('other/corpus.txt', 'bpe', 300)
+        find('other/corpus.txt')
 
 BAD_FILES = {
     'one_letter.txt': b'a',
@@ -1641,7 +1546,7 @@ BAD_FILES = {
     'cut.gz': gzip.compress(b'a' * 999)[:-9],
 }
 
-@pytest.mark.parametrize('name', BAD_FILES)
+@parametrize('name', BAD_FILES)
 def test_a_file_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name):
     Path(name).write_bytes(BAD_FILES[name])
     for kind in 'bpe', 'byte':
@@ -1656,23 +1561,17 @@ def test_the_summary_says_what_can_be_counted_by_hand(capsys):
     other = Prepared('german.txt', vocab_size=320)
     path = str(other.folder / 'tokenizer.json')
     write('c.txt', [f'le café {i} ' + 'déjà vu ' * (i % 7 + 1) for i in range(200)])
-    capsys.readouterr()
     data = Prepared('c.txt', vocab_size=300, compare=path)
-    out = {}
-    for line in capsys.readouterr().out.splitlines():
-        name, *out[name] = re.split(r' *\| *', line)
+    out = re.sub(' *[|] *', '|', capsys.readouterr().out)
     text = ''.join(data.val_texts)
-    size = len(text.encode())
-    ends = len(data.val_texts)
-    n = len(data.val)
-    assert out['val'][:3] == [f'{ends} documents', f'{size:,} bytes', f'{n:,} tokens']
-    assert out['vocabulary'][1] == f'{len({*data.train}) / 300:.1%} used in train'
-
+    size, ends, n = len(text.encode()), len(data.val_texts), len(data.val)
+    assert f'\nval|{ends} documents|{size:,} bytes|{n:,} tokens' in out
+    assert f'|{len({*data.train}) / 300:.1%} used in train' in out
     # this val is smaller than the sample that the table is made of
     theirs = other.tok.encode(data.tok.decode(data.val))
     tokens = {'this one': n, path: len(theirs), 'char': len(text) + ends, 'byte': size + ends}
     for name in tokens:
-        assert out[name][1] == f'{size / tokens[name]:.2f} bytes per token'
+        assert re.search(f'\n{name}[|].*[|]{size / tokens[name]:.2f} bytes per token', out)
 
 # what train.py is about to read
 
@@ -1724,19 +1623,17 @@ def test_what_was_right_is_read_again_only_when_the_file_has_changed(copied):
 
 def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
     n = 61          # sequences; what is left of 1,000 tokens is for a shift and for the last target
-    starts = prepare.Shards.starts
-    tokens = range(1000)
-    epochs = [starts(tokens, i * n, n, 16, 1) for i in range(3)]
+    starts = partial(prepare.Shards.starts, range(1000), T=16)
+    row = starts(0, 3 * n, seed=1)
+    epochs = parts_of(row, n)
     for epoch in epochs:
         least = min(epoch)
         assert sorted(epoch) == [*range(least, least + n * 16, 16)]
         assert 0 <= least and max(epoch) + 16 < 1000
     assert epochs[0] != epochs[1] != epochs[2]
     assert len({*map(min, epochs)}) > 1
-    assert starts(tokens, 0, n, 16, 2) != epochs[0]
-
-    row = sum(epochs, [])
-    assert starts(tokens, n - 3, 7, 16, 1) == row[n - 3:n + 4]
+    assert starts(0, n, seed=2) != epochs[0]
+    assert starts(n - 3, 7, seed=1) == row[n - 3:n + 4]
     assert row[:6] == [47, 79, 383, 863, 431, 959], 'runs of earlier versions can not go on'
 
 # prepare.py that is killed, or not alone
@@ -1780,21 +1677,26 @@ def test_two_prepares_at_once_make_one_whole_folder():
     assert sum('preparing' in text for text in printed) == 1
     checked(Path('data/corpus-bpe1000'))
 
-def test_files_of_a_data_set_that_are_there_need_no_network(monkeypatch):
-    monkeypatch.setattr('huggingface_hub.hf_hub_download', pytest.fail)
-    folder = Path('data/downloads')
-    folder.mkdir(parents=True)
+def test_a_data_set_of_the_hub_is_downloaded_once_and_keeps_its_own_split(monkeypatch):
+    Path('dataset').mkdir()
+    Path('model').mkdir()
     for split in 'train', 'valid':
-        story = f'A {split} story.\n{END_OF_TEXT}\n'
-        (folder / f'TinyStoriesV2-GPT4-{split}.txt').write_text(50 * story)
-    vocab = {tokenizer_module.printable(bytes([i])): i for i in range(256)}
-    vocab[END_OF_TEXT] = 256
-    (folder / 'vocab.json').write_text(json.dumps(vocab))
-    (folder / 'merges.txt').write_text('#version: 0.2\n')
-    data = Prepared('tinystories', tokenizer='gpt2')
-    assert data.val[:16] == [*b'A valid story.\n', 256]
-    assert len(data.val_texts) == 50
-    assert 'valid' not in data.tok.decode(data.train)
+        Path(f'dataset/TinyStoriesV2-GPT4-{split}.txt').write_text(50 * f'A {split} story.\n{END_OF_TEXT}\n')
+    vocab = byte_tokenizer().as_json()[1]['vocab']
+    Path('model/vocab.json').write_text(json.dumps(vocab))
+    Path('model/merges.txt').write_text('#version: 0.2\n')
+
+    def download(repo, name, repo_type, local_dir):
+        assert repo in ('roneneldan/TinyStories', 'openai-community/gpt2')
+        os.rename(Path(repo_type, name), local_dir / name)
+
+    monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
+    for _ in range(2):
+        data = Prepared('tinystories', tokenizer='gpt2')
+        assert data.val[:16] == [*b'A valid story.\n', 256]
+        assert len(data.val_texts) == 50
+        assert 'valid' not in data.tok.decode(data.train)
+        shutil.rmtree(data.folder)
 
 def test_a_file_of_the_web_is_taken_only_with_its_sha256(monkeypatch):
     text = b'emma\nolivia\n' * 50
@@ -1834,27 +1736,26 @@ def draw_gradients(ours, plain):
             p.grad = torch.zeros_like(q)
         p.grad.copy_(q.grad)
 
-TORCHS = {
-    'sgd': (torch.optim.SGD, {}),
-    'momentum': (torch.optim.SGD, dict(momentum=0.9)),
-    'adagrad': (torch.optim.Adagrad, dict(eps=1e-3)),
-    'rmsprop': (torch.optim.RMSprop, dict(alpha=0.99, eps=1e-3)),
-    'adam': (torch.optim.Adam, dict(betas=(0.9, 0.99), eps=1e-3)),
-    'adamw': (torch.optim.AdamW, dict(betas=(0.9, 0.99), eps=1e-3)),
-}
+TORCHS = dict(
+    sgd=optim.SGD,
+    momentum=partial(optim.SGD, momentum=0.9),
+    adagrad=partial(optim.Adagrad, eps=1e-3),
+    rmsprop=partial(optim.RMSprop, alpha=0.99, eps=1e-3),
+    adam=partial(optim.Adam, betas=(0.9, 0.99), eps=1e-3),
+    adamw=partial(optim.AdamW, betas=(0.9, 0.99), eps=1e-3),
+)
 
 def torchs(rule, params):
     """torch's own optimizer, with a weight decay of matrices alone."""
-    kind, options = TORCHS[rule]
     groups = [dict(params=p, weight_decay=0.1 if p.dim() > 1 else 0.0) for p in params]
-    return kind(groups, lr=0.0, **options)
+    return TORCHS[rule](groups, lr=0.0)
 
 def step_at(optimizer, lr):
     for group in optimizer.param_groups:
         group['lr'] = lr
     optimizer.step()
 
-@pytest.mark.parametrize('rule, compiled', [
+@parametrize('rule, compiled', [
     *itertools.product(TORCHS, [False]),
     pytest.param('adamw', True, marks=needs_compiler),
 ])
@@ -1886,20 +1787,28 @@ def plain_muon(p, m, lr):
     p.mul_(1 - lr * 0.1)
     p.sub_(lr * 0.2 * max(p.shape) ** 0.5 * x)
 
-@pytest.mark.parametrize('every, compiled', [
+@parametrize('every, compiled', [
     *itertools.product((1, 2, 3), [False]),
     pytest.param(3, True, marks=needs_compiler),
 ])
-def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compiled):
+def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compiled, monkeypatch):
+    orthogonalize = train.orthogonalize
+
+    def checked(x, dtype):
+        assert len(x), 'an Apple GPU can not multiply none'
+        return orthogonalize(x, dtype)
+
+    monkeypatch.setattr('train.orthogonalize', checked)
     ours, plain = two_models(n_kv_head=2, d_ff=48, bias=True)
     optimizer = train.Optimizer(ours, 'muon', (0.9, 0.99), 1e-3, 0.1, every, adamw_scale=2.0)
+    torch._dynamo.reset()
     if compiled:
         optimizer.compile()
-        torch._dynamo.reset()
-    shapes, others, graphs = {}, [], []
+    matrices, others, seen, graphs = [], [], Counter(), []
     for name, p in plain.named_parameters():
         if 'layers' in name and p.dim() > 1:
-            shapes.setdefault(p.shape, []).append((p, torch.zeros_like(p)))
+            matrices.append((p, torch.zeros_like(p), seen[p.shape]))        # which one of its shape it is
+            seen[p.shape] += 1
         else:
             others.append(p)
     adamw = torchs('adamw', others)
@@ -1907,35 +1816,19 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compi
         draw_gradients(ours, plain)
         optimizer.step(0.01)
         step_at(adamw, 0.02)
-        for matrices in shapes.values():
-            for i, (p, m) in enumerate(matrices):
-                turn = (step - i) % every == 0
-                plain_muon(p, m, 0.01 * every if turn else 0.0)
-        if compiled:
-            graphs.append(torch._dynamo.utils.counters['stats']['unique_graphs'])
+        for p, m, i in matrices:
+            turn = (step - i) % every == 0
+            plain_muon(p, m, 0.01 * every if turn else 0.0)
+        graphs.append(torch._dynamo.utils.counters['stats']['unique_graphs'])
     near_weights(ours, plain, 1e-5)
     assert len({*graphs[every:]}) <= 1, 'a turn was compiled again'
 
-def test_where_no_matrix_has_its_turn_nothing_is_called_which_an_apple_gpu_can_not(monkeypatch):
-    def orthogonalize(x, dtype):
-        assert len(x)
-        return x
 
-    monkeypatch.setattr('train.orthogonalize', orthogonalize)
-    model, _ = two_models(n_layer=2)
-    optimizer = train.Optimizer(model, 'muon', muon_every=4)
-    for _ in range(4):
-        optimizer.step(0.01)
 
-@pytest.mark.parametrize('decay, want', [
-    ('linear', [1.0, 0.775, 0.55, 0.325, 0.1]),
-    ('cosine', [1.0, 0.868, 0.55, 0.232, 0.1]),
-])
-def test_the_schedule_warms_up_decays_and_stays(decay, want):
-    rates = [train.get_lr(step, 1.0, 0.1, 10, 110, decay) for step in range(200)]
-    near(rates[:11:5], [0.0, 0.5, 1.0], 0)
-    near(rates[10:120:25], want, 1e-3)
-    assert {*rates[110:]} == {0.1}
+@parametrize('decay, third', [('linear', 0.775), ('cosine', 0.868)])
+def test_the_schedule_warms_up_decays_and_stays(decay, third):
+    rates = [train.get_lr(step, 1.0, 0.1, 10, 110, decay) for step in (0, 5, 10, 35, 60, 110, 190)]
+    near(rates, [0.0, 0.5, 1.0, third, 0.55, 0.1, 0.1], 1e-3)
 
 # -----------------------------------------------------------------------------
 # train.py: runs, by its command
@@ -2071,7 +1964,7 @@ class HighScaler(torch.amp.GradScaler):
     def __init__(self, device, enabled):
         super().__init__(device, init_scale=2.0 ** 30, enabled=enabled)
 
-@pytest.mark.parametrize('knobs', [
+@parametrize('knobs', [
     '--dropout=0.2 --micro_batch_size=4',
     '--optimizer=adamw --bias=True --beta2=0.9',
     '--dtype=float16',
@@ -2090,7 +1983,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(knobs, monkeypatch):
     assert resumed.losses == straight.losses
     assert resumed.full_loss == straight.full_loss
 
-@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+@parametrize('dtype', ['float16', 'bfloat16'])
 def test_half_precision_trains_as_float32_does(dtype):
     knobs = '--max_iters=10 --learning_rate=3e-4'       # no gradient is so large that float16's scaler skips a step
     half = train_here('a', f'{knobs} --dtype={dtype}')
@@ -2158,7 +2051,6 @@ def test_damage_to_a_log_keeps_nothing_from_being_saved():
 
 def test_a_resumed_run_says_which_knobs_are_others_and_keeps_the_old_ones(capsys):
     train_here('a', '--max_iters=4 --dropout=0.1')
-    capsys.readouterr()
     train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --init_from=resume')
     said = re.findall('since step 4: (.*)', capsys.readouterr().out)
     assert said == ['max_iters 4 -> 5', 'batch_size 8 -> 4']
@@ -2205,12 +2097,11 @@ CHANGES = '''
 --tokenizer=char | other data
 --out_dir=b | no checkpoint in b
 --init_from=scratch | already holds a run
-'''.strip().splitlines()
+'''
 
 def test_what_may_not_change_in_a_run_is_refused_by_name(capsys):
     train_here('a', '--max_iters=2')
-    for case in CHANGES:
-        knob, says = case.split(' | ')
+    for knob, says in rows(CHANGES):
         line = f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {knob}'
         assert says in refusal(capsys, line)
 
@@ -2243,7 +2134,7 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     assert (theirs.eos_token, theirs('def').input_ids) == ('</s>', ids)
     capsys.readouterr()
     run_main(sample, out_dir='b', start='def', num_samples=1, max_new_tokens=9, temperature=0.0, dtype='float32')
-    steps = sample.generate(load_model(last).eval(), [ids], 9, stop=2, temperature=0.0)
+    steps = sample.generate(load_model(last).eval(), [ids], 9, 2, tok.vocab_size, temperature=0.0)
     assert capsys.readouterr().out == f'def{sample.texts_of(steps, tok, 2)[0]}\n'
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
@@ -2275,50 +2166,49 @@ def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one(capsys):
     assert 'no checkpoint' in refusal(capsys, f'train.py {knobs} --init_from=resume')
     assert command(f'train.py {knobs} --max_iters=1') == 0          # nothing is lost if it begins again
 
+class SomeIds:
+    """In place of Shards: 801 ids."""
+    def __len__(self):
+        return 801
+
+    def batch(self, starts, T, place):
+        return random_ids(2, len(starts), T)
+
 def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
-    class SomeIds:
-        def batch(self, starts, T, place):
-            return random_ids(2, len(starts), T)
+    fault = 'CUBLAS_STATUS_ALLOC_FAILED'
 
     def cramped(x, y):
         if len(x) > 4:
-            raise RuntimeError('CUBLAS_STATUS_ALLOC_FAILED')
-        free[0] = 0.5 / len(x)
+            raise RuntimeError(fault)
+        monkeypatch.setattr('torch.cuda.mem_get_info', lambda place: (0.5 / len(x), 10.0))
         return torch.zeros(1, requires_grad=True)
 
-    free, opt = [1.0], train.Optimizer(small_gpt())
-    monkeypatch.setattr('torch.cuda.mem_get_info', lambda place: (free[0], 10.0))
-    assert train.fit_micro_batch(cramped, opt, SomeIds(), 16, 'cpu', 8) == 2        # 4 leave too little
+    fit = partial(train.fit_micro_batch, cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu')
+    assert fit(8) == 2          # 4 leave too little
     monkeypatch.setattr('train.micro_batch_size', 4)       # as asked
     with user_error('smaller --micro_batch_size'):
-        train.fit_micro_batch(cramped, opt, SomeIds(), 16, 'cpu', 4)
-    with pytest.raises(RuntimeError, match='another fault'):
-        train.fit_micro_batch(lambda x, y: fail('another fault'), opt, SomeIds(), 16, 'cpu', 4)
-
-def fail(what):
-    raise RuntimeError(what)
+        fit(4)
+    fault = 'another fault'
+    with pytest.raises(RuntimeError, match=fault):
+        fit(8)
 
 def test_evaluation_takes_no_more_at_once_than_training():
-    write_corpus()
-    data = Prepared('corpus.txt', tokenizer='byte')
-    shards, model, sizes = prepare.Shards(data.folder, 'val', data.meta), small_gpt(vocab_size=257), []
+    model, sizes = small_gpt(), []
     model.register_forward_hook(lambda model, inputs, loss: sizes.append(len(inputs[0])))
-    one, all_ = (train.evaluate(model, shards, 8, 800, most) for most in (3, 100))
-    near(one, all_, 1e-6)
-    assert max(sizes[:34]) == 3
-    assert sizes[34] == 100
+    for most in 3, 100:
+        train.evaluate(model, SomeIds(), 8, 800, most)
+    assert sizes == 33 * [3] + [1, 100]
 
-@pytest.mark.parametrize('before, now, kept', [('bfloat16', 'bfloat16', True), ('bfloat16', 'float16', False)])
-def test_a_run_goes_on_in_its_type_where_a_card_has_it(before, now, kept, monkeypatch):
-    train_here('a', '--max_iters=1')
+@parametrize('now, want', [('bfloat16', 'bfloat16'), ('float16', 'auto')])
+def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
+    folder = train_here('a', '--max_iters=1').last
+    change(folder / 'training.json', '"cpu"', '"cuda"')
+    change(folder / 'training.json', '"float32"', '"bfloat16"')
     monkeypatch.setattr('train.init_from', 'resume')
     monkeypatch.setattr('train.choose_dtype', lambda dtype, place: now)
-    path = Path('a/step_00000001/training.json')
-    state = json.loads(path.read_text())
-    monkeypatch.setattr('train.newest_whole', lambda run, say: path.parent)
-    path.write_text(json.dumps({**state, 'device': 'cuda', 'dtype': before}))
+    monkeypatch.setattr('train.newest_whole', lambda run, say: folder)
     _, state = train.read_state(Path('a'), 'cuda:0')
-    assert (state['dtype'] == before) == kept
+    assert state['dtype'] == want
 
 def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(capsys, monkeypatch):
     write_corpus()
@@ -2341,14 +2231,13 @@ def fake_clock(monkeypatch, first, others):
     monkeypatch.setattr('time.perf_counter', lambda: now[0])
 
 def printed_steps(capsys):
-    """{step: its printed line}"""
+    """{step: its line that was printed last}"""
     out = capsys.readouterr().out
     return dict(re.findall(r'^step (\d+) \| (loss .*)', out, re.M))
 
 def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatch, capsys):
     each = train_here('a', '--max_iters=12').losses
     fake_clock(monkeypatch, 60.0, 2.0)
-    capsys.readouterr()
     train_here('b', '--max_iters=12 --log_interval=4 --eval_interval=6')
     lines = printed_steps(capsys)
     assert '2000.0 ms | 64 tok/s | 8 s left' in lines['8']
@@ -2361,7 +2250,6 @@ def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatc
 def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, capsys):
     train_here('a', '--max_iters=1')
     fake_clock(monkeypatch, 60.0, 1.0)      # the first step, which may compile, takes half of it
-    capsys.readouterr()
     knobs = '--max_iters=100000 --max_minutes=2 --warmup_iters=10'
     run = train_here('b', f'{knobs} --eval_interval=100000')
     rates = [entry['lr'] / 6e-3 for entry in run.steps]
@@ -2375,20 +2263,19 @@ def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, capsys):
     assert again.log == run.log
 
 class FakeWandb:
-    """wandb that may fail at its second entry."""
+    """wandb, which keeps its entries and ids, and may fail at the second entry."""
     def __init__(self, fails):
-        self.fails, self.entries, self.ids = fails, [], []
+        self.fails, self.entries, self.ids, self.id = fails, [], [], 'new'
 
-    def init(self, id, **kw):
+    def init(self, id, **options):
         self.ids.append(id)
-        self.id = id or 'new'
         return self
 
     def log(self, entry, step):
         assert not self.fails or step < 2
         self.entries.append(entry)
 
-@pytest.mark.parametrize('fails', ['', 'import', 'log'])
+@parametrize('fails', ['', 'import', 'log'])
 def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, monkeypatch, capsys):
     straight = train_here('a', '--max_iters=4')
     wandb = None if fails == 'import' else FakeWandb(fails)
@@ -2409,29 +2296,24 @@ def draws(model, prompts, n, **options):
     steps = sample.generate(model, prompts, n, **options)
     return [[*ids] for ids in zip(*steps)]
 
-# four tokens, a to d, whose probabilities are to each other as 3, 10, 1 and 6
+# four tokens whose probabilities are to each other as 3, 10, 1 and 6
 LOGITS = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
 
-@pytest.mark.parametrize('options, kept', [
-    ({}, 'abcd'),
-    (dict(temperature=0), 'b'),
-    (dict(top_k=2), 'bd'),
-    (dict(top_p=0.49), 'b'),
-    (dict(top_p=0.51), 'bd'),
-    (dict(top_p=0.6, top_k=3), 'bd'),
+@parametrize('options, weights', [
+    ({}, [3, 10, 1, 6]),
+    (dict(temperature=0.5), [9, 100, 1, 36]),
+    (dict(temperature=0), [0, 1, 0, 0]),
+    (dict(top_k=2), [0, 10, 0, 6]),
+    (dict(top_p=0.49), [0, 1, 0, 0]),
+    (dict(top_p=0.51), [0, 10, 0, 6]),
+    (dict(top_p=0.6, top_k=3), [0, 10, 0, 6]),
 ])
-def test_filtering_keeps_the_likeliest_tokens(options, kept):
+def test_temperature_is_a_power_of_the_probabilities_and_filtering_keeps_the_likeliest(options, weights):
     probs, ids = sample.next_token_probs(LOGITS, **options)
     if ids is not None:
         probs = torch.zeros(1, 4).scatter(1, ids, probs)
-    is_kept = torch.tensor([token in kept for token in 'abcd'])
-    want = LOGITS.exp() * is_kept
+    want = torch.tensor([weights])
     close(probs, want / want.sum())
-
-def test_a_low_temperature_is_a_power_of_the_probabilities():
-    probs, _ = sample.next_token_probs(LOGITS, temperature=0.5)
-    squares = LOGITS.exp() ** 2
-    close(probs, squares / squares.sum())
 
 def test_tokens_are_drawn_as_often_as_their_probabilities_say():
     probs = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
@@ -2455,8 +2337,8 @@ def plain_generate(model, prompt, n):
             text = text[-(block_size // 2):]        # a full context goes on with its last half
     return new
 
-@pytest.mark.parametrize('cache', [False, True])
-@pytest.mark.parametrize('name, block_size', [('qwen3', 16), ('gpt2', 16), ('naive', 2)])
+@parametrize('cache', [False, True])
+@parametrize('name, block_size', [('qwen3', 16), ('gpt2', 16), ('naive', 2)])
 def test_generation_is_the_plain_loop_past_the_context_with_or_without_a_cache(name, block_size, cache):
     model = small_gpt(name, block_size=block_size)
     for length in 1, 16, 20:
@@ -2465,7 +2347,7 @@ def test_generation_is_the_plain_loop_past_the_context_with_or_without_a_cache(n
         found = draws(model, [prompt], 40, temperature=0, cache=cache)
         assert found == [want]
 
-@pytest.mark.parametrize('options', [{}, dict(cache=False, top_k=20, top_p=0.8)])
+@parametrize('options', [{}, dict(cache=False, top_k=20, top_p=0.8)])
 def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(options):
     model = small_gpt()
     prompts = [[1], [2] * 5, [3] * 16, [4] * 30, [1]]
@@ -2491,7 +2373,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn():
     assert max(ids[0]) < 10
 
 @needs_compiler
-@pytest.mark.parametrize('B', [1, 2])
+@parametrize('B', [1, 2])
 @torch.no_grad()
 def test_compiled_generation_is_the_plain_one(B):
     model = small_gpt(n_layer=1, bias=True)
@@ -2504,36 +2386,24 @@ def test_compiled_generation_is_the_plain_one(B):
 # -----------------------------------------------------------------------------
 # the command
 
-class Card(TorchDispatchMode):
-    """Notes what makes a tensor anywhere but on the device 'meta', which stands for a GPU: it has shapes alone."""
-    def __init__(self):
-        super().__init__()
-        self.elsewhere = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **kwargs or {})
-        if any(isinstance(x, torch.Tensor) and not x.is_meta for x in tree_leaves(out)):
-            self.elsewhere.add(str(function))
-        return out
-
 @every_setting
 def test_all_that_a_model_on_a_gpu_computes_with_lies_there(name, monkeypatch):
+    """The device 'meta' stands for a GPU: it has shapes alone, and does not compute with what lies elsewhere."""
     monkeypatch.setattr('torch.Tensor.tolist', lambda self: [1] * len(self))        # nothing has a value there
     monkeypatch.setattr('torch.Tensor.__int__', lambda self: 4)
     model = small_gpt(name, dropout=0.1).to('meta')
     optimizer = train.Optimizer(model, 'muon', muon_every=2)
     idx = torch.zeros(2, 8, dtype=torch.int64, device='meta')
-    with Card() as card:
-        model(idx, idx).backward()
-        optimizer.zero_grad(set_to_none=False)
-        optimizer.clip(1.0)
-        optimizer.step(0.1)
-        optimizer.step(0.1)
-        assert not card.elsewhere
-        model.eval()
-        list(sample.generate(model, [[1, 2, 3], [4, 3, 2, 1]], 3 * model.config.block_size, top_p=0.9))
-    # each text has a generator of its own, on the CPU
-    assert card.elsewhere <= {'aten.rand.generator', 'aten.stack.default'}
+    model(idx, idx).backward()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.clip(1.0)
+    optimizer.step(0.1)
+    optimizer.step(0.1)
+    model.eval()
+    list(sample.generate(model, [[1, 2, 3], [4, 3, 2, 1]], 3 * model.config.block_size, top_p=0.9))
+    # what is an index may lie elsewhere, and is slow then
+    cache = model_module.KVCache(model, 2, 8)
+    assert cache.rows.is_meta and cache.lengths.is_meta
 
 def write_run(name, age=0):
     """A run of a model that says anything, so many seconds old."""
@@ -2545,15 +2415,6 @@ def write_run(name, age=0):
 def texts_in(output):
     return output.removesuffix('\n').split('\n' + '-' * 40 + '\n')
 
-def test_the_same_seed_gives_the_same_texts(capsys):
-    write_run('a')
-    outputs = []
-    for seed in 1, 1, 5:
-        run_main(sample, start='ab', num_samples=3, max_new_tokens=20, seed=seed)
-        outputs.append(capsys.readouterr().out)
-    assert outputs[0] == outputs[1] != outputs[2]
-    assert len({*texts_in(outputs[0])}) == 3
-
 def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(capsys):
     write_run('a')
     run_main(sample, start='é', num_samples=5, max_new_tokens=60, seed=1)
@@ -2562,6 +2423,7 @@ def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(cap
         run_main(sample, start='é', num_samples=1, max_new_tokens=60, seed=1 + i)
         assert texts_in(capsys.readouterr().out) == [text]
     assert '\ufffd' in ''.join(together)
+    assert len({*together}) == 5
 
 def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     write_run('old', age=20)
@@ -2648,24 +2510,18 @@ def test_a_training_step_is_timed_and_its_parts_are_listed(monkeypatch):
     out = run_bench(profile=True, batch_size=8, micro_batch_size=2)
     ms, _, rate = numbers_after('step', out)
     assert rate == pytest.approx(8 * 16 / ms * 1e3, rel=0.05)
-    model = GPT(GPTConfig(**TINY_MODEL))
-    flops = rate * model.flops_per_token()
-    achieved, share, _ = numbers_after('compute', out)
-    assert achieved == pytest.approx(flops / 1e12, rel=0.02)
-    assert share == pytest.approx(100 * achieved / 2, abs=0.06)
+    flops = rate * GPT(GPTConfig(**TINY_MODEL)).flops_per_token()
+    assert numbers_after('compute', out) == pytest.approx([flops / 1e12, 100 * flops / 2e12, 2], rel=0.02, abs=0.06)
     assert 'aten::mm' in out
     assert out.count('here') == 2
 
 def test_micro_batches_take_the_step_of_the_whole_batch(monkeypatch):
     monkeypatch.setattr('train.grad_clip', 0.0)        # which would hide a gradient that is too large
-    x = torch.arange(8).view(4, 2)
-    whole = [(x, x)]
-    parts = [(row, row) for row in x.split(1)]
+    x = random_ids(4, 2)
     weights = []
-    for batches in whole, parts:
-        torch.manual_seed(1)
-        model = GPT(GPTConfig(vocab_size=20, n_embd=32))
+    for model, size in zip(two_models(), (4, 1)):
         optimizer = train.Optimizer(model, 'sgd')
+        batches = [(part, part) for part in x.split(size)]
         train.training_step(model, optimizer, bench.UNSCALED, batches, len(batches), 0.5)
         weights.append(optimizer.p)
     close(*weights)
@@ -2675,8 +2531,7 @@ def test_the_time_of_a_known_run_is_its_tokens_times_what_a_token_takes(monkeypa
     assert bench.matmul_flops('cpu', 'float32') == 4 * 4096 ** 3
     bench.print_run('train_shakespeare_char_cpu', 'cpu', 'float32')
     hours = numbers(capsys.readouterr().out)[-1]
-    knobs = configurator.Knobs(train.config.defaults)
-    configurator.read_arguments([str(HERE / 'config/train_shakespeare_char_cpu.py')], knobs)
+    knobs = train.config.defaults | knobs_in(HERE / 'config/train_shakespeare_char_cpu.py')
     tokens = knobs['max_iters'] * knobs['batch_size'] * knobs['block_size']
     assert hours == pytest.approx(tokens * 0.5 / 1024 / 3600, abs=0.05)
 
@@ -2692,8 +2547,6 @@ def test_two_processes_say_what_they_lose_to_each_other():
 def test_the_ladder_and_sampling_say_how_fast():
     rows = table(run_bench('ladder'))
     assert len(rows) == 6
-    ms, rate = numbers(' '.join(rows['flash attention']))
-    assert rate == pytest.approx(4 * 16 / ms * 1e3, rel=0.05)
     out = run_bench('sample', samples=3, new_tokens=10, rounds=1)
     _, _, rate, ms = numbers_after('sample', out)
     assert rate == pytest.approx(3e3 / ms, rel=0.02)
@@ -2726,26 +2579,21 @@ def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch):
 
 def test_formats_have_their_known_limits():
     rows = table(run_bench('formats'))
-    known = dict(
+    found = {name: ' '.join(cells) for name, cells in rows.items()}
+    assert found.items() >= dict(
         fp32='8 bits 23 bits 3.4028e+38 1.4e-45 1.2e-07',
         fp16='5 bits 10 bits 65504 6e-08 0.00098',
         bf16='8 bits 7 bits 3.3895e+38 9.2e-41 0.0078',
         E4M3='4 bits 3 bits 448 0.002 0.12',
         E5M2='5 bits 2 bits 57344 1.5e-05 0.25',
-    )
-    for name in known:
-        assert ' '.join(rows[name]) == known[name]
+    ).items()
 
 def test_the_toy_of_the_course_falls_faster_with_a_higher_rate_until_it_diverges():
     rows = table(run_bench('toy'))
     assert train.RULES.keys() < rows.keys()
-    torch.manual_seed(1)
-    start = 5 * torch.randn(10, 10)
-    for rate in 1e1, 1e2, 1e3:
-        by_hand = start.square().mean().item()
-        for t in range(1, 11):
-            by_hand *= (1 - 2 / 100 * rate / t ** 0.5) ** 2
-        assert bench.toy_loss(train.sgd, rate) == pytest.approx(by_hand, rel=0.1)
+    losses = numbers(' '.join(rows['sgd']))
+    assert losses == [*sorted(losses[:4], reverse=True), max(losses)]
+    assert losses[3] < 1e-9         # at a rate of 100 the fourth step goes where it should
 
 # -- what a model costs
 
@@ -2769,29 +2617,13 @@ def test_parameters_and_flops_are_those_of_the_model_and_of_torch(name):
         loss.backward()
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
 
-XL = dict(n_layer=48, n_head=25, n_embd=1600)
 
-def test_models_have_their_published_sizes():
-    medium = dict(n_layer=24, n_head=16, n_embd=1024)
-    llama3 = dict(
-        vocab_size=128256,
-        n_layer=80,
-        n_head=64,
-        n_kv_head=8,
-        n_embd=8192,
-        d_ff=28672,
-        tie_weights=False,
-        qk_norm=False,
-    )
-    sizes = [(GPT2, 124_439_808), (GPT2 | medium, 354_823_168), (GPT2 | XL, 1_557_611_200), (llama3, 70_553_706_496)]
-    for fields, size in sizes:
-        c = GPTConfig(**fields)
-        assert bench.parameters(c).total() == size
-
-def test_the_known_answers_about_gpt2_xl_are_given():
+def test_the_known_answers_about_gpt2_and_its_largest_form_are_given():
     out = run_bench(
         'resources',
-        **XL,
+        n_layer=48,
+        n_head=25,
+        n_embd=1600,
         d_ff=6400,
         tie_weights=False,
         qk_norm=False,
@@ -2806,9 +2638,10 @@ def test_the_known_answers_about_gpt2_xl_are_given():
     for answer in ('2,127,057,600', '1,474,560,000', '3,019,898,880,000', '322,122,547,200', '164,682,137,600',
                    '4,513,336,524,800', '6,584 days'):
         assert answer in out
+    assert bench.parameters(GPTConfig(**GPT2)).total() == 124_439_808
 
 @every_setting
-@pytest.mark.parametrize('attention, dtype', [
+@parametrize('attention, dtype', [
     ('flash', 'float32'),
     ('naive', 'float32'),
     ('naive', 'bfloat16'),
@@ -2827,21 +2660,16 @@ def test_memory_is_within_5_percent_of_what_autograd_keeps(name, attention, dtyp
     for w in model.parameters():
         saved.pop(w.data_ptr(), None)
     guess = bench.memory(model.config, 3, dtype)
+    not_saved = [guess.pop(part) for part in ('weights', 'gradients', 'moments', 'gradients of logits')]
     n = model.num_params()
-    assert guess.pop('weights') == 4 * n
-    assert guess.pop('gradients') == 4 * n
-    assert guess.pop('moments') == 8 * n
-    assert guess.pop('gradients of logits') == 2 * 4 * 3 * 32 * model.config.vocab_size
+    assert not_saved == [4 * n, 4 * n, 8 * n, 2 * 4 * 3 * 32 * model.config.vocab_size]
     assert guess.total() == pytest.approx(sum(saved.values()), rel=0.05)
 
 def test_the_largest_batch_fits_and_one_more_does_not():
-    knobs = dict(n_layer=4, n_embd=128)
-    out = run_bench('resources', memory_gb=0.2, **knobs)
+    out = run_bench('resources', memory_gb=0.2, n_layer=4)
     most = int(numbers_after('largest batch', out)[-1])
-    c = GPTConfig(**TINY_MODEL | knobs)
-    fits = bench.memory(c, most, 'float32')
-    too_large = bench.memory(c, most + 1, 'float32')
-    assert fits.total() <= 0.2e9 < too_large.total()
+    c = GPTConfig(**TINY_MODEL | dict(n_layer=4))
+    assert bench.memory(c, most, 'float32').total() <= 0.2e9 < bench.memory(c, most + 1, 'float32').total()
     out = run_bench('resources', flop_budget=6 * 70e9 * 1.4e12, tokens=15e12)
     assert 'most for 7e+10 parameters on 1.4e+12 tokens' in out      # Chinchilla itself
 
@@ -2850,19 +2678,10 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
     docs = parts_of(CODE[:20_000], 5_000)
     lines = [json.dumps(dict(text=doc)) for doc in docs]
-    with gzip.open('docs.jsonl.gz', 'wt') as f:
-        f.write('\n'.join(lines))
-    train_bpe, seen = tokenizer_module.train_bpe, []
-
-    def see(path, *args):
-        seen.append(Path(path).read_text(encoding='utf-8'))
-        return train_bpe(path, *args)
-
-    monkeypatch.setattr('tokenizer.train_bpe', see)
-    out = run_bench('tokenizer', rounds=1, dataset='docs.jsonl.gz')
+    Path('docs.jsonl').write_text('\n'.join(lines))
+    out = run_bench('tokenizer', rounds=1, dataset='docs.jsonl')
     assert len(re.findall(r'ours .* 1.00 \|', out)) == 6
     assert out.count('tiktoken |') == 4
-    assert set(seen) == {END_OF_TEXT.join(docs)}            # what the others train on
     for package in 'tokenizers', 'rustbpe', 'riptoken', 'tiktoken':
         monkeypatch.setitem(sys.modules, package, None)
     with user_error('tiktoken.*pip install'):
@@ -2873,22 +2692,19 @@ def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
 
 def test_a_range_test_suggests_a_third_of_the_rate_of_the_lowest_loss(monkeypatch):
     write_corpus()
-    losses = [5 + abs(step - 20) / 30 for step in range(30)]
-    losses[25] = math.nan
-    made = iter(losses)
-    seen, rates = [], []
+    rates, seen = [], []
 
     def step(model, optimizer, scaler, batches, grad_accum, lr):
-        seen.append(torch.cat([x for x, _ in batches]))
+        i = len(rates)
         rates.append(lr)
-        return next(made), None
+        seen.extend(str(x) for x, _ in batches)
+        return (math.nan if i == 25 else 5 + abs(i - 20) / 30), None
 
     monkeypatch.setattr('bench.FIND_STEPS', 30)
     monkeypatch.setattr('train.training_step', step)
     out = run_bench('find_lr', learning_rate=1e-1, micro_batch_size=2)
     assert rates == pytest.approx([1e-4 * 1e5 ** (i / 30) for i in range(26)])
-    assert len(seen[0]) == 4
-    assert not torch.equal(seen[0], seen[1])
+    assert len(set(seen)) == 26 * 2         # of the four sequences of a step, two at a time
     suggested = re.search('--learning_rate=([0-9.e-]+)', out)[1]
     assert float(suggested) == pytest.approx(rates[20] / 3, rel=0.05)
 
@@ -2905,22 +2721,19 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
     second.self_attn.q_proj.weight.data *= 100          # looks at one token alone
     outputs = []
     second.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    batch = bench.random_batch(model.config, 3, 'cpu')
     monkeypatch.setattr('train.grad_clip', 0)
     before = rms(second.parameters())
     optimizer = train.Optimizer(model, 'sgd', weight_decay=0.0)
-    a, b = bench.diagnose(model, optimizer, batch, 0.1)
+    a, b = bench.diagnose(model, optimizer, bench.random_batch(model.config, 3, 'cpu'), 0.1)
     gradients = rms(w.grad for w in second.parameters())
-    assert a['entropy'] == pytest.approx(1, abs=1e-5)
-    assert b['entropy'] < 0.3
-    assert a['dead units'] == 0
-    assert b['dead units'] == 16 / 128
-    assert b['activations'] == pytest.approx(rms(outputs))
-    assert b['gradients'] == pytest.approx(gradients)
-    assert b['update / weights'] == pytest.approx(0.1 * gradients / before, rel=1e-3)
-    # and nothing of it stays
-    assert F.softmax.__name__ == 'softmax'
-    assert not torch.nn.modules.module._global_forward_hooks
+    assert (a['entropy'], a['dead units']) == pytest.approx((1, 0), abs=1e-5)
+    assert b.pop('entropy') < 0.3
+    assert b == pytest.approx({
+        'activations': rms(outputs),
+        'gradients': gradients,
+        'update / weights': 0.1 * gradients / before,
+        'dead units': 16 / 128,
+    }, rel=1e-3)
 
 def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch):
     write_corpus()
@@ -2932,11 +2745,10 @@ def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch):
         return diagnose(model, optimizer, *args)
 
     monkeypatch.setattr('bench.diagnose', see)
-    rows = table(run_bench('diagnose', runs='out/a', vocab_size=280))
-    assert rows.keys() >= {'layer', '0', '1', '2'}
+    cells = table(run_bench('diagnose', runs='out/a', vocab_size=280))
     assert steps == [6]
-    assert 0.5 < float(rows['2'][-1]) <= 1
-    updates = [float(rows[layer][-3]) for layer in '012']
+    assert 0.5 < float(cells['2'][-1]) <= 1
+    updates = [float(cells[layer][-3]) for layer in '012']
     assert min(updates) > 0.8 * max(updates)        # muon moves the matrices of all layers
 
 # -- experiments
@@ -2960,15 +2772,12 @@ def test_an_experiment_trains_every_arm_with_every_seed_and_goes_on_where_it_was
     made = sorted(os.listdir('out/lab'))
     assert made == ['as_it_is-4', 'as_it_is-5', 'curves.png', 'small_one-4', 'small_one-5']
     small = load_model(Run('out/lab/small_one-5').last).config
-    assert small.n_embd == 16
-    assert small.n_layer == 1
+    assert (small.n_embd, small.n_layer) == (16, 1)
     # each is what train.py alone makes of it
     alone = run_main(train, **TINY | knobs | dict(seed=5, out_dir='alone'))
-    one = Run('out/lab/as_it_is-4').full_loss
-    two = Run('out/lab/as_it_is-5').full_loss
+    one, two = [Run(f'out/lab/as_it_is-{seed}').full_loss for seed in (4, 5)]
     assert two == pytest.approx(alone['val_loss'])
-    mean = (one + two) / 2
-    spread = abs(one - two) / 2 ** 0.5
+    mean, spread = (one + two) / 2, abs(one - two) / 2 ** 0.5
     assert rows['as it is'][:2] == [f'{mean:.4f} ± {spread:.4f}', '+0.0000']
     # again: nothing is trained
     monkeypatch.setattr('subprocess.run', pytest.fail)
@@ -2978,10 +2787,8 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does():
     write_corpus()
     arms = 'ill: --learning_rate=1e38 --optimizer=sgd --grad_clip=0; well:'
     rows = table(run_bench('compare', arms=arms, seeds=1, max_iters=2))
-    assert rows['ill'][0] == 'inf ± 0.0000'
-    assert rows['ill'][-1] == '0 of 1'
-    assert rows['well'][0].startswith('5.')
-    assert rows['well'][-1] == '1 of 1'
+    assert (rows['ill'][0], rows['ill'][-1]) == ('inf ± 0.0000', '0 of 1')
+    assert (rows['well'][0][:2], rows['well'][-1]) == ('5.', '1 of 1')
     wrong = {
         'bad: --batch_size=4 --micro_batch_size=3': 'out/bad-1: .* status 2: .*does not divide',
         'a:; b: --n_emb=3': 'did you mean n_embd',
@@ -2995,79 +2802,59 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does():
 
 def test_curves_of_several_runs_are_one_table_and_one_picture():
     for name, last in ('a', 3), ('b', 2.5):
-        log, = made_up(name, (5, 4, last)).logs
-        os.makedirs(f'out/{name}')
-        Path(f'out/{name}/log.jsonl').write_text('\n'.join(map(json.dumps, log)))
-    rows = table(run_bench('curves', runs='out/a,out/b'))
-    assert rows['out/b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '1 of 1']
+        os.mkdir(name)
+        [log] = made_up(name, (5, 4, last)).logs
+        Path(name, 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
+    cells = table(run_bench('curves', runs='a,b'))
+    assert cells['b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '1 of 1']
     assert Path('out/curves.png').stat().st_size > 5000
-    for wrong in '', 'out/a,gone':
+    for wrong in '', 'a,gone':
         with user_error('give folders'):
             run_bench('curves', runs=wrong)
 
-def test_pictures_show_the_losses_at_the_end(monkeypatch):
+# the best is the last, at the top; what ended above the beginning is drawn there
+SPREAD = 0.5 ** 0.5
+@parametrize('picture, want', [
+    ('rows', {'': [(9, 0, 0, 0), (4.5, 1, 0, SPREAD), (3, 2, 0, 0)]}),
+    ('learning_rate', {'x': [(0.01, 4.5, SPREAD), (0.1, 3, 0)], 'y': [(1, 9, 0)]}),
+    ('curves', {'x, high': [(1, 9), (2, 3)], 'x, low': [(1, 9), (2, 4)], 'y, far': [(1, 9), (2, 400)]}),
+])
+def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
     arms = [
         made_up('x, high', (9, 3), learning_rate=0.1),
         made_up('x, low', (9, 4), (9, 5), learning_rate=0.01),
         made_up('y, far', (9, 400), learning_rate=1.0),
     ]
-    drawn = []
-
-    def see(name, title, lines, *args, **settings):
-        drawn.append({label: list(points) for label, points in lines.items()})
-
+    drawn = {}
     monkeypatch.setattr('bench.read_arms', lambda: arms)
-    monkeypatch.setattr('bench.save_picture', see)
-    for picture in 'rows', 'learning_rate', 'curves':
-        run_bench('compare', seeds=0, picture=picture)
-    rows, groups, curves = drawn
-    # the best is the last, at the top; what ended above the beginning is drawn there
-    spread = 0.5 ** 0.5
-    assert rows == {'': [(9, 0, 0, 0), (4.5, 1, 0, spread), (3, 2, 0, 0)]}
-    assert groups == {
-        'x': [(0.01, 4.5, spread), (0.1, 3, 0)],
-        'y': [(1, 9, 0)],
-    }
-    assert curves == {
-        'x, high': [(1, 9), (2, 3)],
-        'x, low': [(1, 9), (2, 4)],
-        'y, far': [(1, 9), (2, 400)],
-    }
+    monkeypatch.setattr('bench.save_picture', lambda name, title, lines, *args, **settings: drawn.update(lines))
+    run_bench('compare', seeds=0, picture=picture)
+    assert drawn == want
 
-def test_a_law_of_scaling_is_found_again(monkeypatch, capsys):
-    N = np.logspace(4, 6, 4).repeat(4)
-    D = np.tile(np.logspace(5, 7, 4), 4)
-    found = bench.fit_law(N, D, 1.7 + 400 / N ** 0.5 + 900 / D ** 0.46)
-    assert found == pytest.approx([1.7, 400, 0.5, 900, 0.46, 0], rel=1e-3, abs=1e-6)
-
-    arms, sizes, seen = [], [], []
-    for layers, steps in itertools.product((1, 2, 4), (10, 99)):
-        losses = 9, 1 + 1 / layers + 10 / steps
+def test_a_law_of_scaling_is_found_again(capsys):
+    arms = []
+    for layers, steps in itertools.product((1, 2, 4, 8), (10, 99, 999, 9999)):
+        N = GPT(GPTConfig(n_layer=layers)).flops_per_token(0) / 6
+        D = steps * 3 * 50
+        losses = 9, 1.7 + 400 / N ** 0.5 + 900 / D ** 0.46
         arms.append(made_up('', losses, n_layer=layers, max_iters=steps, batch_size=3, block_size=50))
-        model = GPT(GPTConfig(n_layer=layers))
-        sizes.append(model.flops_per_token(0) / 6)
-    monkeypatch.setattr('bench.fit_law', lambda *args: seen.extend(args) or found)
     bench.print_law(arms)
-    N, D, losses = seen
-    assert N.tolist() == sizes
-    assert D.tolist() == [1500, 99 * 150] * 3
-    assert losses[0] == 3
     assert 'loss = 1.70 + 400 / N^0.50 + 900 / D^0.46, off by 0.0%' in capsys.readouterr().out
     with user_error('5 arms ended with a loss'):
-        bench.print_law(arms[1:])
+        bench.print_law(arms[:5])
 
 MISTAKES = {*HERE.glob('config/broken_*.py')}
 LABS = {*HERE.glob('config/lab_*.py')}
 CONFIGS = {*HERE.glob('config/*.py')} - MISTAKES - LABS
 
-@pytest.mark.parametrize('path', sorted(CONFIGS), ids=lambda path: path.stem)
+@parametrize('path', sorted(CONFIGS), ids=lambda path: path.stem)
 def test_every_config_file_trains_a_step(path):
     write_corpus()
     line = f'train.py {path} {SMALL_RUN} --d_ff=0 --micro_batch_size=0 --init_from=scratch --max_iters=1 --out_dir=a'
     assert command(line) == 0
     assert len(Run('a').steps) == 1
 
-@pytest.mark.parametrize('path', sorted(LABS), ids=lambda path: path.stem)
+@parametrize('path', sorted(LABS), ids=lambda path: path.stem)
 def test_every_question_has_arms_that_can_be_read(path, monkeypatch):
     knobs = configurator.Knobs(bench.config.defaults)
     configurator.read_arguments([f'{HERE}/config/lab.py', str(path)], knobs)
@@ -3077,7 +2864,7 @@ def test_every_question_has_arms_that_can_be_read(path, monkeypatch):
     monkeypatch.chdir(HERE)
     assert len(bench.read_arms()) > 3
 
-@pytest.mark.parametrize('path', sorted(MISTAKES), ids=lambda path: path.stem)
+@parametrize('path', sorted(MISTAKES), ids=lambda path: path.stem)
 def test_every_mistake_of_the_museum_changes_what_is_learned(path):
     knobs = '--max_iters=6' + ' --dtype=float16' * (path.stem == 'broken_no_scale')
     healthy = train_here('a', knobs)
@@ -3176,7 +2963,7 @@ def test_training_on_a_text_and_sampling_need_nothing_but_their_commands(capsys)
     assert command(f'{line} --start=def --max_new_tokens=20') == 0
     assert capsys.readouterr().out.startswith('def')
 
-@pytest.mark.parametrize('n', [2, 4])
+@parametrize('n', [2, 4])
 def test_several_processes_compute_what_one_does(n):
     knobs = '--max_iters=12 --eval_interval=6 --dropout=0.1 --micro_batch_size=2'
     one = train_here('a', knobs)
@@ -3201,7 +2988,7 @@ def test_a_run_killed_at_any_moment_ends_as_one_that_was_not():
 STEPS = '--max_iters=60 --dropout=0.1 --micro_batch_size=4'
 
 @not_windows
-@pytest.mark.parametrize('n, kind', [
+@parametrize('n, kind', [
     (1, signal.SIGTERM),
     (1, signal.SIGINT),
     (2, signal.SIGTERM),
@@ -3258,7 +3045,7 @@ NOBODY_READS = {
 }
 
 @pytest.mark.skipif(not Path('/dev/full').exists(), reason='Linux alone has it')
-@pytest.mark.parametrize('lose', NOBODY_READS.values(), ids=NOBODY_READS)
+@parametrize('lose', NOBODY_READS.values(), ids=NOBODY_READS)
 def test_a_run_that_can_not_print_goes_on_and_still_hears_that_its_terminal_closes(lose):
     straight = train_here('a', STEPS)
     write_faults(f'if len(_seen) == 5: {lose}')
@@ -3280,7 +3067,7 @@ NOT_SHARED = '''
 --out_dir=d | --out_dir=d --seed=2 | seed
 --out_dir=d | --out_dir=d --dataset=other | data
 --out_dir=b | --out_dir=c | checkpoint
-'''.strip().splitlines()
+'''
 
 def test_processes_that_do_not_share_everything_stop_before_they_train():
     for folder in 'b', 'c':
@@ -3289,8 +3076,7 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
     shutil.copytree('here', 'copy')
     write_corpus('corpus.txt', 29)
     prepare.find_or_prepare('corpus.txt', 'byte').rename('other')
-    for case in NOT_SHARED:
-        first, last, says = case.split(' | ')
+    for first, last, says in rows(NOT_SHARED):
         ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first}', 2, last)
         assert [status_of(process) for process in ranks] == [2, 2]
         line = said().splitlines()[-1]
@@ -3340,7 +3126,7 @@ def start_job(block, knobs):
     return subprocess.Popen(['bash', '-c', block], env=env)
 
 @not_windows
-@pytest.mark.parametrize('nodes', [1, 2])
+@parametrize('nodes', [1, 2])
 def test_a_job_as_the_readme_has_it_survives_a_killed_process_and_is_queued_again(nodes):
     knobs = f'{STEPS} --eval_interval=10'
     straight = train_here('a', knobs)
@@ -3395,11 +3181,10 @@ prepare.py --dataset=small.txt --pattern=gpt3 | gpt3
 prepare.py --dataset=small.txt --val_fraction=1 | val_fraction
 prepare.py --dataset=small.txt --shard_tokens=0 | shard_tokens
 bench.py --what=nonsense | nonsense
-'''.strip().splitlines()
+'''
 
-@pytest.mark.parametrize('case', BAD_INPUT)
-def test_what_a_person_gets_wrong_is_one_line_and_status_2(case, capsys):
-    line, says = case.split(' | ')
+@parametrize('line, says', rows(BAD_INPUT))
+def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, says, capsys):
     Path('empty.txt').touch()
     Path('small.txt').write_text('a few words ' * 10)
     Path('latin.txt').write_bytes(b'd\xe9j\xe0 vu ' * 1000)
@@ -3426,18 +3211,18 @@ def test_the_readme_names_files_that_exist_and_lists_them_all():
 #     sys.path.insert(0, '../plaingpt')       # where this repository is
 #     from test_all import *
 
-COURSE_NAMES = {
-    'token_embeddings': 'model.embed_tokens',
-    'layers.': 'model.layers.',
-    'ln_final': 'model.norm',
-    'ln1': 'input_layernorm',
-    'ln2': 'post_attention_layernorm',
-    'attn.': 'self_attn.',
-    'output_proj': 'o_proj',
-    'ffn.w1': 'mlp.gate_proj',
-    'ffn.w2': 'mlp.down_proj',
-    'ffn.w3': 'mlp.up_proj',
-}
+COURSE_NAMES = '''
+token_embeddings | model.embed_tokens
+layers. | model.layers.
+ln_final | model.norm
+ln1 | input_layernorm
+ln2 | post_attention_layernorm
+attn. | self_attn.
+output_proj | o_proj
+ffn.w1 | mlp.gate_proj
+ffn.w2 | mlp.down_proj
+ffn.w3 | mlp.up_proj
+'''
 
 class CourseGPT(GPT):
     pad_to = 1      # the vocabulary as it is
@@ -3446,7 +3231,7 @@ def filled(module, weights, heads=0):
     """A module of ours with the course's weights. heads: of queries and keys that rope turns."""
     ours = {}
     for name, w in weights.items():
-        for theirs, mine in COURSE_NAMES.items():
+        for theirs, mine in rows(COURSE_NAMES):
             name = name.replace(theirs, mine)
         if heads and name.endswith(('q_proj.weight', 'k_proj.weight')):
             w = w.unflatten(0, (heads, -1))
@@ -3539,14 +3324,14 @@ class CourseAdamW(torch.optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group['params']:
-                self.move(p, self.state[p], **group)
+                state = self.state[p] or dict(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+                self.state[p] = self.move(p, **state, **group)
 
-    def move(self, p, state, lr, betas, eps, weight_decay, **other):
-        if not state:
-            state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-        state['t'] += 1
-        bias1, bias2 = [1 - beta ** state['t'] for beta in betas]
-        train.adamw(p, p.grad, lr, weight_decay, state['m'], state['v'], *betas, eps, bias1, bias2)
+    def move(self, p, t, m, v, lr, betas, eps, weight_decay, **other):
+        t += 1
+        bias1, bias2 = [1 - beta ** t for beta in betas]
+        train.adamw(p, p.grad, lr, weight_decay, m, v, *betas, eps, bias1, bias2)
+        return dict(t=t, m=m, v=v)
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):
     return train.get_lr(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters, 'cosine')
@@ -3591,30 +3376,25 @@ def test_the_adapters_for_a_course_compute_its_transformer():
     idx = torch.randint(vocab, (2, 5))
     positions = torch.arange(5)
 
-    x = head[idx]
+    x = run_embedding(vocab, d, head, idx)
     h = run_rmsnorm(d, 1e-5, ln1, x)
-    q, k, v = [(h @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (wq, wk, wv)]
-    q = run_rope(d // heads, 100.0, 16, q, positions)
-    k = run_rope(d // heads, 100.0, 16, k, positions)
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    y = y.transpose(1, 2).flatten(2) @ wo.T
-    near(run_multihead_self_attention_with_rope(d, heads, 16, 100.0, *matrices, h), y, 1e-4)
-    unturned = run_multihead_self_attention_with_rope(d, heads, 16, 100.0, *matrices, h, 0 * positions)
-    near(run_multihead_self_attention(d, heads, *matrices, h), unturned, 1e-4)
+    q, k, v = [run_linear(d, d, w, h).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (wq, wk, wv)]
+    q, k = [run_rope(d // heads, 100.0, 16, y, positions) for y in (q, k)]
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2) @ wo.T
+    attend = partial(run_multihead_self_attention_with_rope, d, heads, 16, 100.0, *matrices, h)
+    near(attend(), y, 1e-4)
+    near(run_multihead_self_attention(d, heads, *matrices, h), attend(0 * positions), 1e-4)
 
-    x = x + y
-    h = run_rmsnorm(d, 1e-5, ln2, x)
-    x = x + run_swiglu(d, d_ff, w1, w1.T, w3, h)
+    y = x + y
+    y = y + run_swiglu(d, d_ff, w1, w1.T, w3, run_rmsnorm(d, 1e-5, ln2, y))
     names = 'attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3 ln1 ln2'.split()
-    block = [*matrices, w1, w1.T, w3, ln1, ln2]
-    weights = {f'{name}.weight': w for name, w in zip(names, block)}
-    near(run_transformer_block(d, heads, d_ff, 16, 100.0, weights, head[idx]), x, 1e-4)
+    weights = {f'{name}.weight': w for name, w in zip(names, [*matrices, w1, w1.T, w3, ln1, ln2])}
+    near(run_transformer_block(d, heads, d_ff, 16, 100.0, weights, x), y, 1e-4)
 
-    weights = {f'layers.0.{name}': weights[name] for name in weights}
+    weights = {f'layers.0.{name}': w for name, w in weights.items()}
     weights |= {'token_embeddings.weight': head, 'lm_head.weight': head, 'ln_final.weight': ln}
     logits = run_transformer_lm(vocab, 16, d, 1, heads, d_ff, 100.0, weights, idx)
-    h = run_rmsnorm(d, 1e-5, ln, x)
-    near(logits, h @ head.T, 1e-3)
+    near(logits, run_rmsnorm(d, 1e-5, ln, y) @ head.T, 1e-3)
 
 def test_the_adapters_for_a_course_train():
     ours, theirs = two_models()
