@@ -245,10 +245,10 @@ class Attention(nn.Module):
         norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(), norm()
 
-    def forward(self, x, angles, mask=None, fused=True, cache=None, decode=False):
+    def forward(self, x, angles, mask=None, fused=True, cache=None, positions=None, decode=False):
         """
         x (B, T, C); angles: of rope, or None; mask (..., T, S): True where a query may look; fused: by torch's kernels,
-        for which the mask None is the causal one; cache and decode: as in GPT.forward.
+        for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache.
         """
         B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
@@ -261,15 +261,14 @@ class Attention(nn.Module):
         v = v.transpose(1, 2)
 
         group = self.n_head // self.n_kv_head       # heads of queries that share a head of keys and values
+        if cache is not None:
+            cache.write(self.layer, positions, k, v)
         if decode:
-            k, v = cache.append(self.layer, k, v)               # (B, nkv, S, hs)
+            k, v = cache.k[self.layer], cache.v[self.layer]     # (B, nkv, S, hs)
             # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
             q = q.reshape(B, self.n_kv_head, group, self.hs)
-        else:
-            if cache is not None:
-                cache.fill(self.layer, k, v)
-            if group > 1:
-                k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
+        elif group > 1:
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
 
         attend = fused_attention if fused else scaled_dot_product_attention
         y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
@@ -318,10 +317,9 @@ class KVCache:
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.head_dim)
-        zeros = partial(torch.zeros, shape, device=device, dtype=model.compute_dtype)
         # one tensor per layer: if they shared one, compiled code would copy all of it at every step
-        self.k = [zeros() for _ in range(config.n_layer)]
-        self.v = [zeros() for _ in range(config.n_layer)]
+        self.k = [torch.zeros(shape, device=device, dtype=model.compute_dtype) for _ in range(config.n_layer)]
+        self.v = [torch.zeros_like(k) for k in self.k]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.rows = torch.arange(batch, device=device)
         self.size = size
@@ -329,17 +327,11 @@ class KVCache:
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
 
-    def fill(self, layer, k, v):
-        """Begins with the keys and values of whole prompts (B, nkv, T, hs)."""
-        self.k[layer][:, :, :k.size(2)] = k
-        self.v[layer][:, :, :v.size(2)] = v
-
-    def append(self, layer, k, v):
-        """Adds those of one token per text (B, nkv, 1, hs). -> those of all tokens (B, nkv, size, hs)"""
-        all_k, all_v = self.k[layer], self.v[layer]
-        all_k[self.rows, :, self.lengths] = k[:, :, 0]
-        all_v[self.rows, :, self.lengths] = v[:, :, 0]
-        return all_k, all_v
+    def write(self, layer, positions, k, v):
+        """The keys and values of a layer (B, nkv, T, hs) at these positions (B or 1, T) of its texts."""
+        rows = self.rows[:, None]
+        self.k[layer][rows, :, positions] = k.transpose(1, 2)
+        self.v[layer][rows, :, positions] = v.transpose(1, 2)
 
 class GPT(nn.Module):
     pad_to = 64             # the embedding and the head have a multiple of this many rows
@@ -431,7 +423,7 @@ class GPT(nn.Module):
         if self.config.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
             angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
         for layer in self.model.layers:
-            x = layer(x, angles, mask, fused, cache, decode)
+            x = layer(x, angles, mask, fused, cache, positions, decode)
 
         if decode:
             cache.lengths += 1
