@@ -602,42 +602,39 @@ GPT2_NAMES = {
     'model.layers': 'transformer.h',
     'model.norm': 'transformer.ln_f',
     'input_layernorm': 'ln_1',
+    'self_attn.q_proj': 'attn.c_attn',          # q, k and v joined
     'self_attn.o_proj': 'attn.c_proj',
     'post_attention_layernorm': 'ln_2',
     'mlp.up_proj': 'mlp.c_fc',
     'mlp.down_proj': 'mlp.c_proj',
 }
 
-def to_gpt2(tensors, n_layer):
+def to_gpt2(tensors):
     """Our names of weights -> GPT-2's, which joins q, k and v, and whose blocks store matrices as (in, out)."""
-    for i in range(n_layer):
-        block = f'model.layers.{i}'
-        for kind in ('weight', 'bias'):
-            parts = [tensors.pop(f'{block}.self_attn.{part}_proj.{kind}') for part in 'qkv']
-            tensors[f'{block}.attn.c_attn.{kind}'] = torch.cat(parts)
     out = {}
     for name, x in tensors.items():
+        if '.k_proj.' in name or '.v_proj.' in name:
+            continue
+        if '.q_proj.' in name:
+            x = torch.cat([tensors[name.replace('q_proj', f'{part}_proj')] for part in 'qkv'])
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(ours, theirs)
         out[name] = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
     return out
 
 def from_gpt2(tensors):
-    """The way back. The hub's own files lack the prefix and hold masks that are not needed."""
+    """The way back. The hub's own files lack the prefix."""
     out = {}
     for name, x in tensors.items():
-        if name.endswith(('.attn.bias', '.attn.masked_bias')):
-            continue
         if not name.startswith(('transformer.', 'lm_head.')):
             name = f'transformer.{name}'
         x = x.t() if '.c_' in name else x
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
-        if '.attn.c_attn.' in name:
+        out[name] = x
+        if '.q_proj.' in name:
             for part, y in zip('qkv', x.chunk(3)):
-                out[name.replace('attn.c_attn', f'self_attn.{part}_proj')] = y
-        else:
-            out[name] = x
+                out[name.replace('q_proj', f'{part}_proj')] = y
     return out
 
 def weights_on_disk(model):
@@ -648,7 +645,7 @@ def weights_on_disk(model):
     if model.config.tie_weights:
         del tensors['lm_head.weight']
     if family(model.config) == 'gpt2':
-        tensors = to_gpt2(tensors, model.config.n_layer)
+        tensors = to_gpt2(tensors)
     return {name: x.float().contiguous() for name, x in tensors.items()}
 
 # our fields and their names in config.json
@@ -740,6 +737,9 @@ def download(name, patterns):
         raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check the '
                         f'name (`ls out` shows the runs) and the network, or download it by hand and give its folder')
 
+# tables and masks, which files of older models hold
+NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
+
 def load_model(folder, **overrides):
     """
     The GPT in one of our checkpoints, or in a Hugging Face folder of a Llama, Qwen3 or GPT-2. overrides: fields of
@@ -756,7 +756,7 @@ def load_model(folder, **overrides):
         tensors = {}
         for file in files:
             tensors.update(load_file(file))
-        tensors = {name: x.float() for name, x in tensors.items() if not name.endswith('.inv_freq')}
+        tensors = {name: x.float() for name, x in tensors.items() if not name.endswith(NO_WEIGHTS)}
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
         with torch.device('meta'):      # names and shapes only: a file's claims allocate nothing
