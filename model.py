@@ -70,7 +70,7 @@ class GPTConfig:
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.head_dim = self.head_dim or math.ceil(self.n_embd / max(self.n_head, 1))
+        self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
         usual = 4 * self.n_embd
         if self.mlp == 'swiglu':
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
@@ -170,14 +170,17 @@ def apply_rope(x, cos, sin):
 # -----------------------------------------------------------------------------
 # layers
 
+def random_matrix(rows, columns, std):
+    """A weight of a normal distribution without what lies beyond 3 std."""
+    w = torch.empty(rows, columns)
+    return nn.Parameter(nn.init.trunc_normal_(w, 0.0, std, -3 * std, 3 * std))
+
 class Linear(nn.Module):
     def __init__(self, d_in, d_out, bias=False):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.weight = random_matrix(d_out, d_in, math.sqrt(2 / (d_in + d_out)))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
         self.packed = None          # see GPT.pack
-        std = math.sqrt(2 / (d_in + d_out))
-        nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
 
     def forward(self, x):
         if self.packed is not None:
@@ -194,8 +197,7 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     def __init__(self, n, d, std=1.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(n, d))
-        nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
+        self.weight = random_matrix(n, d, std)
 
     def forward(self, idx):
         return F.embedding(idx, self.weight)       # weight[idx], with a faster backward
@@ -256,13 +258,13 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, self.n_kv_head, self.hs)
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)
+        if cache is not None:
+            cache.write(self.layer, positions, k, v)
         q = q.transpose(1, 2)       # (B, nh, T, hs)
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
         group = self.n_head // self.n_kv_head       # heads of queries that share a head of keys and values
-        if cache is not None:
-            cache.write(self.layer, positions, k, v)
         if decode:
             k, v = cache.k[self.layer], cache.v[self.layer]     # (B, nkv, S, hs)
             # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
@@ -328,10 +330,10 @@ class KVCache:
                 torch._dynamo.mark_static_address(t, guard=False)
 
     def write(self, layer, positions, k, v):
-        """The keys and values of a layer (B, nkv, T, hs) at these positions (B or 1, T) of its texts."""
+        """Stores a layer's keys and values (B, T, nkv, hs) of tokens at these positions (B or 1, T) of their texts."""
         rows = self.rows[:, None]
-        self.k[layer][rows, :, positions] = k.transpose(1, 2)
-        self.v[layer][rows, :, positions] = v.transpose(1, 2)
+        self.k[layer][rows, :, positions] = k
+        self.v[layer][rows, :, positions] = v
 
 class GPT(nn.Module):
     pad_to = 64             # the embedding and the head have a multiple of this many rows
@@ -574,11 +576,10 @@ def set_up(place):
         except RuntimeError as e:
             raise UserError(f'{place} cannot be used ({str(e).splitlines()[0]}); try --device=cpu')
     elif sys.platform == 'linux':
+        # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
         libc = ctypes.CDLL(None)
-        if hasattr(libc, 'mallopt'):
-            # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
-            libc.mallopt(-3, 1 << 30)
-            libc.mallopt(-1, 2 ** 31 - 1)
+        libc.mallopt(-3, 1 << 30)
+        libc.mallopt(-1, 2 ** 31 - 1)
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
         # the first compile takes 8 s less without asking g++ what the CPU can do
@@ -692,7 +693,7 @@ def export_config(config, kind, eot=None):
     if kind == 'gpt2':
         d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
     else:
-        d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta), attention_dropout=0.0)
+        d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta))
     return d
 
 def import_config(d):
@@ -723,8 +724,7 @@ def find_folder(name, say=print):
                         f'gpt2, or owner/model on the hub; `ls out` shows the runs')
     # config.json first: a model that is not supported is refused before its weights are downloaded
     folder = download(name, ['*.json'])
-    with suppress(KeyError, TypeError, ZeroDivisionError):      # load_model says what is wrong
-        import_config(read_json(folder / 'config.json'))
+    import_config(read_json(folder / 'config.json'))
     return download(name, ['*.json', 'model*.safetensors'])
 
 def download(name, patterns):
@@ -750,7 +750,8 @@ def load_model(folder, **overrides):
         check_manifest(folder)
     files = sorted(folder.glob('model*.safetensors'))
     if not files:
-        raise UserError(f'{folder} holds no model.safetensors: convert the weights to safetensors first')
+        raise UserError(f'{folder} holds no model.safetensors: give the folder of a run, of a checkpoint, or of a '
+                        f'Hugging Face model in safetensors; `ls out` shows the runs')
     try:
         config = replace(import_config(read_json(folder / 'config.json')), **overrides)
         tensors = {}
@@ -767,7 +768,7 @@ def load_model(folder, **overrides):
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
-    except (SafetensorError, RuntimeError, KeyError, TypeError, ZeroDivisionError) as e:
+    except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'{folder}: config.json and the weights are not one model of a known kind '
                         f'({" ".join(str(e).split())[:300]}); use another folder')
     return model
@@ -920,13 +921,11 @@ def add_tokens(w, tok, stop, size, types):
 
 def weights_of_llama_cpp(model, kind):
     """The weights under Hugging Face's names, in llama.cpp's layout."""
-    heads = {}
-    if kind == 'llama':
-        heads = dict(q_proj=model.config.n_head, k_proj=model.config.n_kv_head)
+    heads = dict(q_proj=model.config.n_head, k_proj=model.config.n_kv_head)
     for name, x in weights_on_disk(model).items():
         part = name.split('.')[-2]
         if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
             x = x.t()
-        if part in heads:               # the two rows that rope rotates stand side by side
+        if kind == 'llama' and part in heads:       # the two rows that rope rotates stand side by side
             x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         yield name, x
