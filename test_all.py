@@ -2439,17 +2439,16 @@ def plain_generate(model, prompt, n):
             text = text[-(block_size // 2):]        # a full context goes on with its last half
     return new
 
-@pytest.mark.parametrize('cache', [False, True])
 @pytest.mark.parametrize('name, block_size', [('qwen3', 16), ('gpt2', 16), ('naive', 2)])
-def test_generation_is_the_plain_loop_past_the_context_with_or_without_a_cache(name, block_size, cache):
+def test_generation_is_the_plain_loop_past_the_context(name, block_size):
     model = small_gpt(name, block_size=block_size)
     for length in 1, 16, 20:
         prompt = random_ids(length).tolist()
         want = plain_generate(model, prompt, 40)
-        found = draws(model, [prompt], 40, temperature=0, cache=cache)
+        found = draws(model, [prompt], 40, temperature=0)
         assert found == [want]
 
-@pytest.mark.parametrize('options', [{}, dict(cache=False, top_k=20, top_p=0.8)])
+@pytest.mark.parametrize('options', [{}, dict(top_k=20, top_p=0.8)])
 def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(options):
     model = small_gpt()
     prompts = [[1], [2] * 5, [3] * 16, [4] * 30, [1]]
