@@ -4,7 +4,6 @@ Generates text from a trained model.
     python sample.py                                       # from the newest run in out/
     python sample.py --out_dir=out/python --start='def' --temperature=0.8 --top_p=0.9
     python sample.py --out_dir=path/to/a/huggingface/folder --start=FILE:prompt.txt
-    python sample.py --start='Once upon a time' --num_samples=20 --table      # what temperature and top_p do
 
 The first sample appears as it is generated, the others of the batch after it, then the speed.
 """
@@ -33,7 +32,6 @@ max_new_tokens = 256    # tokens per text; a text that ends by itself is shorter
 temperature = 0.8       # below 1: the likelier tokens more often; 0: always the likeliest
 top_k = 0               # only the k likeliest tokens; 0: all
 top_p = 1.0             # only the likeliest tokens that together have this probability
-table = False           # instead: texts at several temperatures, and how many begin differently
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; of the matrices alone for
@@ -196,15 +194,6 @@ def check_knobs():
     if not 0 < top_p <= 1 or temperature < 0:
         raise UserError('top_p must be above 0 and at most 1, temperature 0 or more; try --temperature=0.8 --top_p=0.9')
 
-def print_table(run, tok, prompt, stop):
-    """At several temperatures: the first text, and how many of the texts differ in their first five words."""
-    for t, p in ((0.0, 1.0), (0.2, 1.0), (1.0, 1.0), (1.0, 0.9), (2.0, 1.0)):
-        texts = texts_of(run(temperature=t, top_p=p), tok, stop)
-        openings = {tuple(text.split()[:5]) for text in texts}
-        print(f'temperature {t:g}, top_p {p:g}: {len(openings)} of {num_samples} begin differently')
-        print(prompt + texts[0])
-        print('-' * 40)
-
 def print_texts(run, tok, prompt, stop):
     """The first text as it is generated, then the others, and the speed."""
     steps, count = [], 0
@@ -249,8 +238,7 @@ def main():
                   temperature=temperature, top_k=top_k, top_p=top_p)
     if compiled:
         list(islice(run(), 4))          # not timed: the prompt, then a step each to compile, to warm up and to record
-    show = print_table if table else print_texts
-    show(run, tok, prompt, stop)
+    print_texts(run, tok, prompt, stop)
 
 if __name__ == '__main__':
     launch(main)

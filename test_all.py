@@ -2567,14 +2567,6 @@ def test_a_prompt_may_be_a_file(capsys):
     with user_error('nothing.txt'):
         run_main(sample, start='FILE:nothing.txt')
 
-def test_the_table_counts_how_many_texts_begin_differently(capsys):
-    write_run('a')
-    run_main(sample, table=True, start='ab', num_samples=6, max_new_tokens=20)
-    counts = re.findall(r'temperature (.*), top_p (.*): (\d) of 6 .*\nab', capsys.readouterr().out)
-    assert len(counts) == 5
-    assert ('0', '1', '1') in counts
-    assert ('2', '1', '6') in counts
-
 def test_a_model_without_its_tokenizer_is_one_error():
     folder = write_run('a')
     os.remove(folder / 'tokenizer.json')
