@@ -70,7 +70,7 @@ class GPTConfig:
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.head_dim = self.head_dim or math.ceil(self.n_embd / max(self.n_head, 1))
+        self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
         usual = 4 * self.n_embd
         if self.mlp == 'swiglu':
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
@@ -170,14 +170,17 @@ def apply_rope(x, cos, sin):
 # -----------------------------------------------------------------------------
 # layers
 
+def random_matrix(rows, columns, std):
+    """A weight of a normal distribution without what lies beyond 3 std."""
+    w = torch.empty(rows, columns)
+    return nn.Parameter(nn.init.trunc_normal_(w, 0.0, std, -3 * std, 3 * std))
+
 class Linear(nn.Module):
     def __init__(self, d_in, d_out, bias=False):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.weight = random_matrix(d_out, d_in, math.sqrt(2 / (d_in + d_out)))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
         self.packed = None          # see GPT.pack
-        std = math.sqrt(2 / (d_in + d_out))
-        nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
 
     def forward(self, x):
         if self.packed is not None:
@@ -194,8 +197,7 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     def __init__(self, n, d, std=1.0):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(n, d))
-        nn.init.trunc_normal_(self.weight, 0.0, std, -3 * std, 3 * std)
+        self.weight = random_matrix(n, d, std)
 
     def forward(self, idx):
         return F.embedding(idx, self.weight)       # weight[idx], with a faster backward
@@ -245,10 +247,10 @@ class Attention(nn.Module):
         norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(), norm()
 
-    def forward(self, x, angles, mask=None, fused=True, cache=None, decode=False):
+    def forward(self, x, angles, mask=None, fused=True, cache=None, positions=None, decode=False):
         """
         x (B, T, C); angles: of rope, or None; mask (..., T, S): True where a query may look; fused: by torch's kernels,
-        for which the mask None is the causal one; cache and decode: as in GPT.forward.
+        for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache.
         """
         B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
@@ -256,20 +258,19 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, self.n_kv_head, self.hs)
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)
+        if cache is not None:
+            cache.write(self.layer, positions, k, v)
         q = q.transpose(1, 2)       # (B, nh, T, hs)
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
         group = self.n_head // self.n_kv_head       # heads of queries that share a head of keys and values
         if decode:
-            k, v = cache.append(self.layer, k, v)               # (B, nkv, S, hs)
+            k, v = cache.k[self.layer], cache.v[self.layer]     # (B, nkv, S, hs)
             # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
             q = q.reshape(B, self.n_kv_head, group, self.hs)
-        else:
-            if cache is not None:
-                cache.fill(self.layer, k, v)
-            if group > 1:
-                k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
+        elif group > 1:
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
 
         attend = fused_attention if fused else scaled_dot_product_attention
         y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
@@ -318,10 +319,9 @@ class KVCache:
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.head_dim)
-        zeros = partial(torch.zeros, shape, device=device, dtype=model.compute_dtype)
         # one tensor per layer: if they shared one, compiled code would copy all of it at every step
-        self.k = [zeros() for _ in range(config.n_layer)]
-        self.v = [zeros() for _ in range(config.n_layer)]
+        self.k = [torch.zeros(shape, device=device, dtype=model.compute_dtype) for _ in range(config.n_layer)]
+        self.v = [torch.zeros_like(k) for k in self.k]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self.rows = torch.arange(batch, device=device)
         self.size = size
@@ -329,17 +329,11 @@ class KVCache:
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
 
-    def fill(self, layer, k, v):
-        """Begins with the keys and values of whole prompts (B, nkv, T, hs)."""
-        self.k[layer][:, :, :k.size(2)] = k
-        self.v[layer][:, :, :v.size(2)] = v
-
-    def append(self, layer, k, v):
-        """Adds those of one token per text (B, nkv, 1, hs). -> those of all tokens (B, nkv, size, hs)"""
-        all_k, all_v = self.k[layer], self.v[layer]
-        all_k[self.rows, :, self.lengths] = k[:, :, 0]
-        all_v[self.rows, :, self.lengths] = v[:, :, 0]
-        return all_k, all_v
+    def write(self, layer, positions, k, v):
+        """Stores a layer's keys and values (B, T, nkv, hs) of tokens at these positions (B or 1, T) of their texts."""
+        rows = self.rows[:, None]
+        self.k[layer][rows, :, positions] = k
+        self.v[layer][rows, :, positions] = v
 
 class GPT(nn.Module):
     pad_to = 64             # the embedding and the head have a multiple of this many rows
@@ -431,7 +425,7 @@ class GPT(nn.Module):
         if self.config.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
             angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
         for layer in self.model.layers:
-            x = layer(x, angles, mask, fused, cache, decode)
+            x = layer(x, angles, mask, fused, cache, positions, decode)
 
         if decode:
             cache.lengths += 1
@@ -582,11 +576,10 @@ def set_up(place):
         except RuntimeError as e:
             raise UserError(f'{place} cannot be used ({str(e).splitlines()[0]}); try --device=cpu')
     elif sys.platform == 'linux':
+        # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
         libc = ctypes.CDLL(None)
-        if hasattr(libc, 'mallopt'):
-            # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
-            libc.mallopt(-3, 1 << 30)
-            libc.mallopt(-1, 2 ** 31 - 1)
+        libc.mallopt(-3, 1 << 30)
+        libc.mallopt(-1, 2 ** 31 - 1)
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
         # the first compile takes 8 s less without asking g++ what the CPU can do
@@ -610,42 +603,39 @@ GPT2_NAMES = {
     'model.layers': 'transformer.h',
     'model.norm': 'transformer.ln_f',
     'input_layernorm': 'ln_1',
+    'self_attn.q_proj': 'attn.c_attn',          # q, k and v joined
     'self_attn.o_proj': 'attn.c_proj',
     'post_attention_layernorm': 'ln_2',
     'mlp.up_proj': 'mlp.c_fc',
     'mlp.down_proj': 'mlp.c_proj',
 }
 
-def to_gpt2(tensors, n_layer):
+def to_gpt2(tensors):
     """Our names of weights -> GPT-2's, which joins q, k and v, and whose blocks store matrices as (in, out)."""
-    for i in range(n_layer):
-        block = f'model.layers.{i}'
-        for kind in ('weight', 'bias'):
-            parts = [tensors.pop(f'{block}.self_attn.{part}_proj.{kind}') for part in 'qkv']
-            tensors[f'{block}.attn.c_attn.{kind}'] = torch.cat(parts)
     out = {}
     for name, x in tensors.items():
+        if '.k_proj.' in name or '.v_proj.' in name:
+            continue
+        if '.q_proj.' in name:
+            x = torch.cat([tensors[name.replace('q_proj', f'{part}_proj')] for part in 'qkv'])
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(ours, theirs)
         out[name] = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
     return out
 
 def from_gpt2(tensors):
-    """The way back. The hub's own files lack the prefix and hold masks that are not needed."""
+    """The way back. The hub's own files lack the prefix."""
     out = {}
     for name, x in tensors.items():
-        if name.endswith(('.attn.bias', '.attn.masked_bias')):
-            continue
         if not name.startswith(('transformer.', 'lm_head.')):
             name = f'transformer.{name}'
         x = x.t() if '.c_' in name else x
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
-        if '.attn.c_attn.' in name:
+        out[name] = x
+        if '.q_proj.' in name:
             for part, y in zip('qkv', x.chunk(3)):
-                out[name.replace('attn.c_attn', f'self_attn.{part}_proj')] = y
-        else:
-            out[name] = x
+                out[name.replace('q_proj', f'{part}_proj')] = y
     return out
 
 def weights_on_disk(model):
@@ -656,7 +646,7 @@ def weights_on_disk(model):
     if model.config.tie_weights:
         del tensors['lm_head.weight']
     if family(model.config) == 'gpt2':
-        tensors = to_gpt2(tensors, model.config.n_layer)
+        tensors = to_gpt2(tensors)
     return {name: x.float().contiguous() for name, x in tensors.items()}
 
 # our fields and their names in config.json
@@ -703,7 +693,7 @@ def export_config(config, kind, eot=None):
     if kind == 'gpt2':
         d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
     else:
-        d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta), attention_dropout=0.0)
+        d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta))
     return d
 
 def import_config(d):
@@ -734,8 +724,7 @@ def find_folder(name, say=print):
                         f'gpt2, or owner/model on the hub; `ls out` shows the runs')
     # config.json first: a model that is not supported is refused before its weights are downloaded
     folder = download(name, ['*.json'])
-    with suppress(KeyError, TypeError, ZeroDivisionError):      # load_model says what is wrong
-        import_config(read_json(folder / 'config.json'))
+    import_config(read_json(folder / 'config.json'))
     return download(name, ['*.json', 'model*.safetensors'])
 
 def download(name, patterns):
@@ -748,6 +737,9 @@ def download(name, patterns):
         raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check the '
                         f'name (`ls out` shows the runs) and the network, or download it by hand and give its folder')
 
+# tables and masks, which files of older models hold
+NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
+
 def load_model(folder, **overrides):
     """
     The GPT in one of our checkpoints, or in a Hugging Face folder of a Llama, Qwen3 or GPT-2. overrides: fields of
@@ -758,13 +750,14 @@ def load_model(folder, **overrides):
         check_manifest(folder)
     files = sorted(folder.glob('model*.safetensors'))
     if not files:
-        raise UserError(f'{folder} holds no model.safetensors: convert the weights to safetensors first')
+        raise UserError(f'{folder} holds no model.safetensors: give the folder of a run, of a checkpoint, or of a '
+                        f'Hugging Face model in safetensors; `ls out` shows the runs')
     try:
         config = replace(import_config(read_json(folder / 'config.json')), **overrides)
         tensors = {}
         for file in files:
             tensors.update(load_file(file))
-        tensors = {name: x.float() for name, x in tensors.items() if not name.endswith('.inv_freq')}
+        tensors = {name: x.float() for name, x in tensors.items() if not name.endswith(NO_WEIGHTS)}
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
         with torch.device('meta'):      # names and shapes only: a file's claims allocate nothing
@@ -775,7 +768,7 @@ def load_model(folder, **overrides):
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
-    except (SafetensorError, RuntimeError, KeyError, TypeError, ZeroDivisionError) as e:
+    except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'{folder}: config.json and the weights are not one model of a known kind '
                         f'({" ".join(str(e).split())[:300]}); use another folder')
     return model
@@ -928,13 +921,11 @@ def add_tokens(w, tok, stop, size, types):
 
 def weights_of_llama_cpp(model, kind):
     """The weights under Hugging Face's names, in llama.cpp's layout."""
-    heads = {}
-    if kind == 'llama':
-        heads = dict(q_proj=model.config.n_head, k_proj=model.config.n_kv_head)
+    heads = dict(q_proj=model.config.n_head, k_proj=model.config.n_kv_head)
     for name, x in weights_on_disk(model).items():
         part = name.split('.')[-2]
         if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
             x = x.t()
-        if part in heads:               # the two rows that rope rotates stand side by side
+        if kind == 'llama' and part in heads:       # the two rows that rope rotates stand side by side
             x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         yield name, x

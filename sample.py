@@ -4,7 +4,6 @@ Generates text from a trained model.
     python sample.py                                       # from the newest run in out/
     python sample.py --out_dir=out/python --start='def' --temperature=0.8 --top_p=0.9
     python sample.py --out_dir=path/to/a/huggingface/folder --start=FILE:prompt.txt
-    python sample.py --start='Once upon a time' --num_samples=20 --table      # what temperature and top_p do
 
 The first sample appears as it is generated, the others of the batch after it, then the speed.
 """
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, configure, launch, read_json
 from model import (KVCache, can_pack, choose_compile, choose_device, choose_dtype, find_folder, load_model, set_up,
@@ -32,7 +32,6 @@ max_new_tokens = 256    # tokens per text; a text that ends by itself is shorter
 temperature = 0.8       # below 1: the likelier tokens more often; 0: always the likeliest
 top_k = 0               # only the k likeliest tokens; 0: all
 top_p = 1.0             # only the likeliest tokens that together have this probability
-table = False           # instead: texts at several temperatures, and how many begin differently
 seed = 1337             # the same seed, device and settings give the same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; of the matrices alone for
@@ -70,15 +69,14 @@ def draw(probs, ids, u):
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
 @torch.no_grad()
-def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0, cache=True, step=None, **sampling):
+def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0, step=None, **sampling):
     """
     Continues a batch of prompts, lists of ids that may differ in length -> yields a list of one id for each text,
     max_new_tokens times or until every text has had the token `stop` (a text that has had it gets `stop` again).
 
-    Text i is the one that its prompt gives alone with seed + i. cache=False gives the same texts without a KV cache, up
-    to rounding, which in bfloat16 may change a token. When a context is full, its last half goes through the model
-    again. Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the model
-    for one token at a time, from prepare_model. sampling: what next_token_probs takes.
+    Text i is the one that its prompt gives alone with seed + i. When a context is full, its last half goes through the
+    model again. Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the
+    model for one token at a time, from prepare_model. sampling: what next_token_probs takes.
     """
     place = model.lm_head.weight.device
     block_size = model.config.block_size
@@ -88,7 +86,7 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
     ended = torch.zeros(B, dtype=torch.bool, device=place)
     size = min(block_size, max(map(len, texts)) + max_new_tokens)
-    kv = KVCache(model, B, size) if cache else None
+    cache = KVCache(model, B, size)
     step = model if step is None else step
 
     for i in range(max_new_tokens):
@@ -96,10 +94,10 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
         if too_long:
             half = max(block_size // 2, 1)
             texts = [text[-half:] if len(text) > block_size else text for text in texts]
-        if i == 0 or too_long or not cache:
-            logits = read_texts(model, texts, kv, place)
+        if i == 0 or too_long:
+            logits = read_texts(model, texts, cache)
         else:
-            logits = step(new[:, None], cache=kv, decode=True)[:, 0]
+            logits = step(new[:, None], cache=cache, decode=True)[:, 0]
         new = draw(*next_token_probs(logits[:, :vocab_size], **sampling), u[i])
         if stop is not None:
             new = torch.where(ended, stop, new)
@@ -111,14 +109,12 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
         for text, id in zip(texts, ids):
             text.append(id)
 
-def read_texts(model, texts, kv, place):
-    """The logits (B, V) after each text. kv is refilled if it is not None."""
+def read_texts(model, texts, cache):
+    """The logits (B, V) after each text, with which the cache is filled."""
+    place = cache.lengths.device
     lengths = torch.tensor([len(text) for text in texts], device=place)
-    T = int(lengths.max())
-    idx = torch.tensor([text + [0] * (T - len(text)) for text in texts], device=place)
-    if kv is None:
-        return model(idx)[torch.arange(len(texts), device=place), lengths - 1]
-    return model(idx, cache=kv, lengths=lengths)[:, 0]
+    idx = pad_sequence([torch.tensor(text, device=place) for text in texts], batch_first=True)
+    return model(idx, cache=cache, lengths=lengths)[:, 0]
 
 def prepare_model(model, place, type_, compiled, rows):
     """
@@ -172,11 +168,7 @@ def find_checkpoint(path):
         if newest is None:
             raise UserError('there is no run in out/ yet: `python train.py` makes one in about 2 minutes')
         path = newest.parent
-    path = find_folder(path, say)
-    if not (path / 'config.json').exists():
-        raise UserError(f'there is no checkpoint in {path}: give the folder of a run, of a checkpoint, or of a '
-                        f'Hugging Face model; `ls out` shows the runs')
-    return path
+    return find_folder(path, say)
 
 def read_prompt(start):
     if not start.startswith('FILE:'):
@@ -199,18 +191,8 @@ def check_knobs():
     """Raises UserError."""
     if num_samples < 1 or max_new_tokens < 1 or top_k < 0:
         raise UserError('num_samples and max_new_tokens must be 1 or more, and top_k 0 or more')
-    if not 0 < top_p <= 1 or temperature < 0 or 0 < temperature < 1e-6:
-        raise UserError('top_p must be above 0 and at most 1, temperature 0 or at least 1e-6; try --temperature=0.8 '
-                        '--top_p=0.9')
-
-def print_table(run, tok, prompt, stop):
-    """At several temperatures: the first text, and how many of the texts differ in their first five words."""
-    for t, p in ((0.0, 1.0), (0.2, 1.0), (1.0, 1.0), (1.0, 0.9), (2.0, 1.0)):
-        texts = texts_of(run(temperature=t, top_p=p), tok, stop)
-        openings = {tuple(text.split()[:5]) for text in texts}
-        print(f'temperature {t:g}, top_p {p:g}: {len(openings)} of {num_samples} begin differently')
-        print(prompt + texts[0])
-        print('-' * 40)
+    if not 0 < top_p <= 1 or temperature < 0:
+        raise UserError('top_p must be above 0 and at most 1, temperature 0 or more; try --temperature=0.8 --top_p=0.9')
 
 def print_texts(run, tok, prompt, stop):
     """The first text as it is generated, then the others, and the speed."""
@@ -250,16 +232,13 @@ def main():
         return
     prompt = read_prompt(start)
     ids = prompt_ids(tok, prompt, stop)
-    if max(ids) >= model.config.vocab_size:
-        raise UserError(f'{folder}/tokenizer.json has ids outside the vocabulary of the model; use its own')
     step = prepare_model(model, place, type_, compiled, num_samples)
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,
                   temperature=temperature, top_k=top_k, top_p=top_p)
     if compiled:
         list(islice(run(), 4))          # not timed: the prompt, then a step each to compile, to warm up and to record
-    show = print_table if table else print_texts
-    show(run, tok, prompt, stop)
+    print_texts(run, tok, prompt, stop)
 
 if __name__ == '__main__':
     launch(main)
