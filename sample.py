@@ -74,7 +74,7 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     Continues a batch of prompts, lists of ids that may differ in length -> yields a list of one id for each text,
     max_new_tokens times or until every text has had the token `stop` (a text that has had it gets `stop` again).
 
-    Text i is the one that its prompt gives alone with seed + i. When a context is full, its last half goes through the
+    Text i depends on its prompt and seed + i alone. When a context is full, its last half goes through the
     model again. Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the
     model for one token at a time, from prepare_model. sampling: what next_token_probs takes.
     """

@@ -138,8 +138,8 @@ RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentu
 
 def orthogonalize(x, dtype=torch.float32):
     """
-    x (n, a, b) -> n matrices with the same singular vectors, but with singular values of 0.7 to 1.2, except that tiny
-    ones only grow: five steps of Muon's Newton-Schulz iteration (kellerjordan.github.io/posts/muon), in dtype.
+    x (n, a, b) -> n matrices with the same singular vectors, but with singular values of 0.7 to 1.2; only tiny ones
+    stay below. Five steps of Muon's Newton-Schulz iteration (kellerjordan.github.io/posts/muon), in dtype.
     """
     if x.size(1) > x.size(2):
         return orthogonalize(x.mT, dtype).mT
