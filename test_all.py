@@ -502,7 +502,7 @@ def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
     says_the_same = text.replace('"Isolated","invert":false', '"Removed","invert":true')
     Path('theirs.json').write_text(says_the_same, encoding='utf-8')
 
-    one = Tokenizer.load('theirs.json')
+    one = load_tokenizer('theirs.json')
     pair = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=pattern)
     assert one.special_ids == pair.special_ids | {'<|pad|>': 501} == {END_OF_TEXT: 0, '<|pad|>': 501}
     text = CODE[:5000] + END_OF_TEXT + "déjà 你好  12345\t\r\n\n it's"

@@ -9,8 +9,8 @@ Byte-pair encoding, first in its plainest form, then in the fast one that is use
 
 A pattern cuts text into words, and a word is a sequence of bytes. Training merges the most frequent pair of neighbours
 into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2). Encoding applies the
-same merges, earliest first. The first section is all of that in fifty lines. The evening's reading goes on to "bytes,
-words, characters"; the reference behind it does the same fast.
+same merges, earliest first. The first section is all of that in fifty lines. The evening's reading ends with the
+section "bytes, words, characters"; the reference after it does the same fast.
 """
 import bisect
 import functools
@@ -34,7 +34,7 @@ END_OF_TEXT = '<|endoftext|>'
 UNKNOWN = '<unk>'
 
 # How text is cut into words before any merging: no token crosses a cut. To add a pattern, add it here, and its name for
-# GGUF in add_tokens of model.py. The fast forms ask the pattern itself, but count on what all of these do:
+# GGUF in add_tokens of model.py. The fast forms ask the pattern itself, but rely on what these have in common:
 # they take runs of a class of characters whole (cut_table), take letters in a row, with a space before them or without,
 # as one word (words_of), and cut where SAFE_CUT, WORD_SPACE and SECOND_SPACE say. The tests try every pattern here.
 PATTERNS = {
@@ -164,7 +164,10 @@ class BaseTokenizer:
         return self.encode_bytes(b'\xff'.join([part.encode() for part in parts[::2]]), special)
 
     def encode_bytes(self, raw, special=()):
-        """UTF-8 bytes -> array of ids; each byte 0xff becomes the next id of `special`, or `special` if that is one."""
+        """
+        UTF-8 bytes -> array of ids. Each byte 0xff, which UTF-8 never has, becomes the next of the ids in `special`, or
+        `special` itself if that is an id.
+        """
         ids = []
         for part in raw.split(b'\xff'):
             ids += self.encode_ordinary(part.decode())
@@ -205,7 +208,7 @@ class BaseTokenizer:
 
 NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
 
-# text may be cut before a space, if no white space follows it or none stands before it
+# text may be cut before a space if the character after it is not white space, or if the one before it is not
 WORD_SPACE = re.compile(r' (?=\S)')
 SECOND_SPACE = re.compile(r' (?<=\s )')
 
@@ -282,7 +285,7 @@ class Tokenizer(BaseTokenizer):
     def encode_bytes(self, raw, special=()):
         """BaseTokenizer.encode_bytes, by the arrays of the reference below."""
         ids = self.arrays.encode(raw)
-        ids[ids == self.byte_ids[0xff]] = special       # no text has this id: UTF-8 never has the byte
+        ids[ids == self.byte_ids[0xff]] = special       # no text has this id
         return ids
 
     @functools.cached_property
@@ -729,15 +732,15 @@ def merge_words(counts, vocab_size, special_tokens=()):
     tokens = state.vocab + [token.encode() for token in special_tokens]
     return dict(enumerate(tokens)), state.merges
 
-def every_other(at, middle):
+def every_other(at, length):
     """
-    Where to merge pairs that may overlap, as in aaaa. at: where they begin, sorted; middle: where their second tokens
-    do. every_other([3, 4, 5, 9], [4, 5, 6, 10]) -> [0, 2, 3], which are the pairs at 3, 5 and 9
+    Where to merge pairs of equal tokens of this length, which overlap in aaaa. at: where the pairs begin, sorted.
+    every_other([3, 4, 5, 9], 1) -> [3, 5, 9]
     """
     index = np.arange(len(at))
-    new_run = np.append(True, at[1:] != middle[:-1])[:len(at)]
+    new_run = np.diff(at, prepend=0) != length
     start = np.maximum.accumulate(index * new_run)      # of the run that each one is in
-    return index[(index - start) % 2 == 0]
+    return at[(index - start) % 2 == 0]
 
 EDGE = -1               # stands around words in place of a token's id
 LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
@@ -859,8 +862,7 @@ class Merging:
         at = self.places[self.begin[number]:self.begin[number + 1]]
         at = at[self.pair_at[at] == number]
         if x == y:
-            at = np.sort(at)
-            at = at[every_other(at, at + len(x))]
+            at = every_other(np.sort(at), len(x))
         return at
 
     def merge(self, batch):
@@ -994,8 +996,7 @@ class ArrayEncoder:
             owner = owner[going]
             rank = rank[going]
 
-            at = np.flatnonzero(rank == lowest[going])
-            at = at[every_other(at, at + 1)]
+            at = every_other(np.flatnonzero(rank == lowest[going]), 1)
             ids[at] = self.made[rank[at]]
             ids = np.delete(ids, at + 1)
             owner = np.delete(owner, at + 1)
@@ -1096,8 +1097,6 @@ def find_pattern(pre_tokenizer):
         if pre_tokenizer == cut_like(name):
             return name
     return None
-
-Tokenizer.load = staticmethod(load_tokenizer)
 
 ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
 PROBE = "It's 12  cafés,\n\tin 北京 😀"
