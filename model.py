@@ -413,8 +413,8 @@ class GPT(nn.Module):
         else:
             positions, S = torch.arange(T, device=idx.device)[None], T          # (1, T)
         fused = self.uses_fused_attention(idx) and not decode       # one query is faster written out
-        # which token sees which. for another mask, only this line becomes causal_mask(positions, S) & your condition;
-        # None is the causal mask to fused_attention, which is faster without a tensor
+        # which token sees which. for another mask by positions, only this line becomes causal_mask(positions, S) & your
+        # condition; None is the causal mask to fused_attention, which is faster without a tensor
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)

@@ -1895,7 +1895,7 @@ def test_a_run_leaves_what_was_promised():
     # each checkpoint knows of its own evaluation
     for step, loss in zip(run.kept, run.val_losses[1:]):
         state = configurator.read_json(f'a/step_{step:08d}/training.json')
-        assert state['best'] == [step, loss]
+        assert (state['best']['step'], state['best']['val_loss']) == (step, loss)
     card = Path('a/step_00000012/README.md').read_text()
     for text in 'corpus', '96 sequences in 12 steps', f'{run.val_losses[-1]:.4f}', '--out_dir=a', 'license:':
         assert text in card

@@ -247,6 +247,11 @@ class Optimizer(torch.optim.Optimizer):
         torch._dynamo.config.cache_size_limit = 64      # one for each shape of matrix; 8, the default, are too few
         self.piece = len(self.p)
 
+    def synchronize(self):
+        """Gives all processes the weights of the first."""
+        if WORLD_SIZE > 1:
+            dist.broadcast(self.p, 0)
+
     @torch.no_grad()
     def clip(self, max_norm):
         """Scales the gradient down to a norm of max_norm, unless that is 0. -> the norm before, on the device"""
@@ -327,6 +332,10 @@ def finished(step, state):
     """Whether training is over."""
     out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
     return step >= max_iters or out_of_time
+
+def evaluation_due(step, last, state):
+    """Whether to evaluate now: after every eval_interval steps and after the last one, but never twice."""
+    return (last or step % eval_interval == 0) and step != state['evaluated']['step']
 
 def seconds_left(step, step_seconds, state):
     """An estimate of the seconds until training is over."""
@@ -434,7 +443,8 @@ def check_finite(step, opt, loss=0.0):
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the end of the first step
-    evaluated=0, best=[0, math.inf],    # the last step that was evaluated; the best one, and its loss
+    evaluated=dict(step=0),             # what the log says of the last evaluation
+    best=dict(step=0, val_loss=math.inf),       # and of the best one; 0 before the first
     dtype='auto', compile='auto',       # what was used, which 'auto' means when resumed
     knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
 )
@@ -459,17 +469,17 @@ class Run:
 def evaluate_and_save(run, step, last):
     """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
     model, opt, state = run.model, run.opt, run.state
-    if WORLD_SIZE > 1:
-        dist.broadcast(opt.p, 0)        # another card may have used another kernel and drifted by an ulp
+    opt.synchronize()           # another card may have used another kernel and drifted by an ulp
     val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.max_sequences)
     check_finite(step, opt, val_loss)
-    state['evaluated'] = step
-    state['best'] = min(state['best'], [step, val_loss], key=lambda entry: entry[1])
+    entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
+                 val_bpb=bits_per_byte(val_loss, run.meta))
+    state['evaluated'] = entry
+    state['best'] = min(state['best'], entry, key=lambda entry: entry['val_loss'])
     say(f'step {step} | {describe(val_loss, run.meta)}')
     if not run.log:
         return
-    run.log(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
-            val_bpb=bits_per_byte(val_loss, run.meta))
+    run.log(**entry)
     save(run, step, last)
     if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
         run.drawn = time.monotonic()
@@ -501,9 +511,8 @@ def save(run, step, last=True):
                 raise UserError(f'{e}: fix that, and go on with --init_from=resume')
             say(f'{e}; training goes on, and the next evaluation tries again')
             return          # old ones are dropped only for a new one
-    best_step, _ = run.state['best']
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
-        if int(old.name[5:]) != best_step:
+        if int(old.name[5:]) != run.state['best']['step']:
             remove_checkpoint(old)
 
 def restore(folder, opt, state):
@@ -736,9 +745,9 @@ def draw_curves(run):
 def model_card(run, step):
     """The README.md of a checkpoint, which is its page on the hub."""
     model, meta, state = run.model, run.meta, run.state
-    best_step, loss = state['best']
+    best = state['best']
     place = str(model.lm_head.weight.device)
-    evaluated = f'At step {best_step:,}: {describe(loss, meta)}.' if state['evaluated'] else 'It was not evaluated.'
+    evaluated = f'At step {best["step"]:,}: {describe(best["val_loss"], meta)}.' if best['step'] else 'Not evaluated.'
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -923,9 +932,8 @@ def main():
         restore(resumed, opt, state)
         if state['scaler']:         # {} if there was none
             scaler.load_state_dict(state['scaler'])
-    if WORLD_SIZE > 1:
-        dist.broadcast(opt.p, 0)        # subtle: different kinds of CPU draw different numbers from one seed
-        combine('MAX', 0)               # once all have read the checkpoint, it may be renamed
+    opt.synchronize()           # subtle: different kinds of CPU draw different numbers from one seed
+    combine('MAX', 0)           # once all have read the checkpoint, it may be renamed
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
     max_sequences = micro if 'cuda' in place else math.inf       # evaluations have to fit, too
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
@@ -956,7 +964,7 @@ def main():
 
         # evaluate and save
         last = finished(step, state)
-        if (last or step % eval_interval == 0) and not stop and step != state['evaluated']:     # 0 at first
+        if evaluation_due(step, last, state) and not stop:
             evaluate_and_save(run, step, last)
             line_step = None
         if stop or last:
@@ -999,7 +1007,7 @@ def main():
         say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.end()
-    val_loss = evaluate(model, val_data, T, 0, max_sequences)
+    val_loss = evaluate(run.model, val_data, T, 0, max_sequences)
     if writing:
         run.log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         show_texts(run, 4, 3 * sample_tokens)
