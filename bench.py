@@ -151,7 +151,7 @@ def save_picture(name, title, lines, fmt, **settings):
 def make_step(c, device, dtype, compiled):
     """-> a function that takes a training step of a new model; the optimizer"""
     model = build(c, device, dtype)
-    optimizer = train.make_optimizer(model)
+    optimizer = train.Optimizer(model)
     if compiled:
         model = torch.compile(model, dynamic=False)
         optimizer.compile()
@@ -284,7 +284,8 @@ def check_step(c, device, dtype, compiled):
     for w in model.parameters():
         w.data += 0.02 * torch.randn_like(w)        # a new block adds nothing: its last matrices are zero
     # subtle: AdamW's first step is the sign of the gradient, arbitrary where that is tiny; a large eps avoids this
-    optimizer = train.Optimizer(model.to(device), eps=1e-3, weight_decay=0.0)
+    names = [name for name, _ in model.named_parameters()]
+    optimizer = train.Optimizer(model.to(device), [train.Group(names, 'adamw', eps=1e-3)])
     before = optimizer.p.clone()
     fast = torch.compile(model, disable=not compiled)
     loss, _ = train.training_step(fast, optimizer, UNSCALED, [batch], 1, 0.1)
@@ -493,7 +494,7 @@ def bench_find_lr():
     device, dtype, _ = machine()
     _, meta, data, _ = train.open_data(train.tokenizer)
     model = build(train.model_config(vocab_size=meta['vocab_size']), device, dtype)
-    optimizer = train.make_optimizer(model)
+    optimizer = train.Optimizer(model)
     T = model.config.block_size
     micro = train.divide_batch(T, device)
     grad_accum = train.batch_size // micro
@@ -516,7 +517,7 @@ def bench_diagnose():
     folder = sample.find_checkpoint(runs)
     train.config.read([f'{folder.parent}/config.py'])
     model = load_model(folder, attention='naive')
-    optimizer = train.make_optimizer(model)
+    optimizer = train.Optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
     optimizer.muon_every = 1        # all matrices move, so that layers can be compared
     _, _, data, _ = train.open_data(train.tokenizer)

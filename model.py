@@ -661,6 +661,8 @@ GPT2_KEYS = dict(
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
 )
 # model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
+TRAINING_FIELDS = 'dropout', 'attention'        # which are no part of what a model is
+
 FAMILIES = dict(
     llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA),
     qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True)),
@@ -670,7 +672,7 @@ FAMILIES = dict(
 def family(config):
     """The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation."""
     for kind, (_, keys, values) in FAMILIES.items():
-        ours = {name: getattr(config, name) for name in (*keys, 'dropout', 'attention')}
+        ours = {name: getattr(config, name) for name in (*keys, *TRAINING_FIELDS)}
         with suppress(UserError):       # rope and an odd head_dim, say
             if GPTConfig(**{**values, **ours}) == config:
                 return kind

@@ -26,7 +26,7 @@ import sys
 import time
 import unicodedata
 from collections import Counter
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,18 @@ def run_main(module, **knobs):
 def set_knobs(module, knobs):
     module.config.update(knobs)
     vars(module).update({k: v for k, v in knobs.items() if k in vars(module)})
+
+@contextmanager
+def train_knobs(**knobs):
+    """Within it train.py has these knobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in knobs.items():
+            patch.setattr(train, name, value)
+        yield
+
+def make_optimizer(model, rule, **knobs):
+    with train_knobs(optimizer=rule, **knobs):
+        return train.Optimizer(model)
 
 CODE = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py'))
 CODE = CODE.replace(END_OF_TEXT, '<end>')[:70_000]
@@ -1763,7 +1775,7 @@ def step_at(optimizer, lr):
 ])
 def test_every_rule_is_torchs_with_clipping_and_decay_of_matrices_alone(rule, compiled):
     ours, plain = two_models(**GPT2)
-    optimizer = train.Optimizer(ours, rule, (0.9, 0.99), 1e-3, 0.1, adamw_scale=9.0)       # which is for muon alone
+    optimizer = make_optimizer(ours, rule, adam_eps=1e-3, adamw_scale=9.0)         # which is for muon alone
     theirs = torchs(rule, plain.parameters())
     if compiled:
         optimizer.compile()
@@ -1802,7 +1814,7 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compi
 
     monkeypatch.setattr('train.orthogonalize', checked)
     ours, plain = two_models(n_kv_head=2, d_ff=48, bias=True)
-    optimizer = train.Optimizer(ours, 'muon', (0.9, 0.99), 1e-3, 0.1, every, adamw_scale=2.0)
+    optimizer = make_optimizer(ours, 'muon', adam_eps=1e-3, muon_every=every, adamw_scale=2.0)
     torch._dynamo.reset()
     if compiled:
         optimizer.compile()
@@ -1829,7 +1841,8 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adamw_the_others(every, compi
 
 @parametrize('decay, third', [('linear', 0.775), ('cosine', 0.868)])
 def test_the_schedule_warms_up_decays_and_stays(decay, third):
-    rates = [train.get_lr(step, 1.0, 0.1, 10, 110, decay) for step in (0, 5, 10, 35, 60, 110, 190)]
+    with train_knobs(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, lr_decay=decay):
+        rates = [train.get_lr(step) for step in (0, 5, 10, 35, 60, 110, 190)]
     near(rates, [0.0, 0.5, 1.0, third, 0.55, 0.1, 0.1], 1e-3)
 
 # -----------------------------------------------------------------------------
@@ -2074,6 +2087,13 @@ def test_training_takes_the_knobs_of_the_data():
     val = json.loads(Path('data/docs-byte/meta.json').read_text())['val']
     assert 30 < val['documents'] < 70
     assert knobs_in('out/docs/config.py')['text_field'] == 'body'
+
+def test_moments_of_other_weights_are_refused():
+    run = train_here('a', '--max_iters=1')
+    model = small_gpt()
+    model.model.norm.weight.requires_grad_(False)
+    with user_error('other weights frozen'):
+        train.restore(run.last, make_optimizer(model, 'muon'), dict(knobs={}))
 
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     train_here('a', '--max_iters=4')
@@ -2404,7 +2424,7 @@ def test_all_that_a_model_on_a_gpu_computes_with_lies_there(name, monkeypatch):
     monkeypatch.setattr('torch.Tensor.tolist', lambda self: [1] * len(self))        # nothing has a value there
     monkeypatch.setattr('torch.Tensor.__int__', lambda self: 4)
     model = small_gpt(name, dropout=0.1).to('meta')
-    optimizer = train.Optimizer(model, 'muon', muon_every=2)
+    optimizer = make_optimizer(model, 'muon', muon_every=2)
     idx = torch.zeros(2, 8, dtype=torch.int64, device='meta')
     with Card() as card:
         model(idx, idx).backward()
@@ -2525,7 +2545,7 @@ def test_micro_batches_take_the_step_of_the_whole_batch(monkeypatch):
     x = random_ids(4, 2)
     weights = []
     for model, size in zip(two_models(), (4, 1)):
-        optimizer = train.Optimizer(model, 'sgd')
+        optimizer = make_optimizer(model, 'sgd')
         batches = [(part, part) for part in x.split(size)]
         train.training_step(model, optimizer, bench.UNSCALED, batches, len(batches), 0.5)
         weights.append(optimizer.p)
@@ -2728,7 +2748,7 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
     second.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     monkeypatch.setattr('train.grad_clip', 0)
     before = rms(second.parameters())
-    optimizer = train.Optimizer(model, 'sgd', weight_decay=0.0)
+    optimizer = make_optimizer(model, 'sgd', weight_decay=0.0)
     a, b = bench.diagnose(model, optimizer, bench.random_batch(model.config, 3, 'cpu'), 0.1)
     gradients = rms(w.grad for w in second.parameters())
     assert (a['entropy'], a['dead units']) == pytest.approx((1, 0), abs=1e-5)
@@ -3339,7 +3359,9 @@ class CourseAdamW(torch.optim.Optimizer):
         return dict(t=t, m=m, v=v)
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):
-    return train.get_lr(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters, 'cosine')
+    with train_knobs(learning_rate=max_learning_rate, min_lr=min_learning_rate, warmup_iters=warmup_iters,
+                     lr_decay_iters=cosine_cycle_iters, lr_decay='cosine'):
+        return train.get_lr(it)
 
 def run_save_checkpoint(model, optimizer, iteration, out):
     """A pickle; ours is a folder that Hugging Face opens."""

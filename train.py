@@ -29,6 +29,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,8 +39,9 @@ from safetensors.torch import load_file
 
 import prepare
 from configurator import Diverged, Output, UserError, as_file, configure, file_sha256, launch, read_json
-from model import (GPT, MANIFEST, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype, device_name,
-                   find_folder, load_model, newest_whole, peak_flops, remove_checkpoint, save_checkpoint, set_up)
+from model import (GPT, MANIFEST, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
+                   device_name, find_folder, load_model, newest_whole, peak_flops, remove_checkpoint, save_checkpoint,
+                   set_up)
 from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import peek
 from tokenizer import load_tokenizer
@@ -162,27 +164,29 @@ def muon(p, g, m, lr, decay, dtype):
 
 @dataclass
 class Group:
-    """Weights that one rule moves, at lr_scale times the learning rate, with one weight decay."""
+    """Weights that one rule moves alike."""
     names: list
     rule: str
-    lr_scale: float
-    decay: float
-    part: slice = None      # where they lie in the optimizer's vectors
+    lr_scale: float = 1.0           # times the learning rate
+    decay: float = 0.0              # of the weights
+    betas: tuple = (0.9, 0.999)
+    eps: float = 1e-8
+    part: slice = None              # where they lie in the optimizer's vectors
 
-def make_groups(params, rule, weight_decay, adamw_scale):
+def make_groups(params):
     """
-    The table of all weights: a row for each group. To give a layer or an embedding its own rate or decay, give it its
-    own row. Muon's rows come last, with matrices of the same shape side by side.
+    The table of all weights, a row for each group, as the knobs have it. To give a layer or an embedding a rate of its
+    own, give it a row of its own. Muon's rows come last, with matrices of the same shape side by side.
     """
-    vectors = [name for name in params if params[name].dim() < 2]       # norms and biases
-    matrices = [name for name in params if name not in vectors]
-    if rule != 'muon':
-        return [Group(matrices, rule, 1.0, weight_decay), Group(vectors, rule, 1.0, 0.0)]
-    in_blocks = sorted((name for name in matrices if '.layers.' in name), key=lambda name: params[name].shape)
+    matrices = [name for name in params if params[name].dim() == 2]
+    vectors = [name for name in params if name not in matrices]         # norms and biases
+    in_blocks = []
+    row = partial(Group, rule=optimizer, betas=(beta1, beta2), eps=adam_eps)
+    if optimizer == 'muon':
+        in_blocks = sorted((name for name in matrices if '.layers.' in name), key=lambda name: params[name].shape)
+        row = partial(row, rule='adamw', lr_scale=adamw_scale)
     others = [name for name in matrices if name not in in_blocks]
-    return [Group(others, 'adamw', adamw_scale, weight_decay),
-            Group(vectors, 'adamw', adamw_scale, 0.0),
-            Group(in_blocks, 'muon', 1.0, weight_decay)]
+    return [row(others, decay=weight_decay), row(vectors), Group(in_blocks, 'muon', decay=weight_decay)]
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -191,11 +195,9 @@ class Optimizer(torch.optim.Optimizer):
     clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. It is
     an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
     """
-    def __init__(self, model, rule='adamw', betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, muon_every=1,
-                 adamw_scale=1.0):
-        params = dict(model.named_parameters())
-        self.groups = make_groups(params, rule, weight_decay, adamw_scale)
-        self.betas, self.eps = betas, eps
+    def __init__(self, model, groups=None):
+        params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.groups = groups or make_groups(params)
         self.muon_every = muon_every
         self.shapes = {}
         stop = 0
@@ -264,10 +266,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, lr):
         self.t += 1
-        beta1, beta2 = self.betas
         self.lr.fill_(lr)
-        self.bias1.fill_(1 - beta1 ** self.t)
-        self.bias2.fill_(1 - beta2 ** self.t)
         for group in self.groups:
             if group.rule == 'muon':
                 self.move_in_turns(group)
@@ -276,9 +275,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def move(self, group):
         lr = self.lr * group.lr_scale
+        beta1, beta2 = group.betas
+        self.bias1.fill_(1 - beta1 ** self.t)
+        self.bias2.fill_(1 - beta2 ** self.t)
         pieces = [x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
         for p, g, m, v in zip(*pieces):
-            self.rules[group.rule](p, g, lr, group.decay, m, v, *self.betas, self.eps, self.bias1, self.bias2)
+            self.rules[group.rule](p, g, lr, group.decay, m, v, beta1, beta2, group.eps, self.bias1, self.bias2)
 
     def move_in_turns(self, group):
         """
@@ -296,27 +298,24 @@ class Optimizer(torch.optim.Optimizer):
                 self.muon(p, g, m, lr, group.decay, self.model.compute_dtype)
             start = stop
 
-def make_optimizer(model):
-    """The optimizer that the knobs ask for."""
-    return Optimizer(model, optimizer, (beta1, beta2), adam_eps, weight_decay, muon_every, adamw_scale)
-
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
 # 'cuda:1', and `type_` are what they mean on this machine
 
-def get_lr(it, max_lr, min_lr, warmup, decay_end, decay):
+def get_lr(it):
     """
-    The learning rate at step `it`: it rises linearly from 0 for `warmup` steps, then falls to min_lr at decay_end,
-    linearly (arXiv:2502.15938) or as half a cosine.
+    The learning rate at step `it`: it rises linearly from 0 during the warm-up, then falls to min_lr, linearly
+    (arXiv:2502.15938) or as half a cosine.
     """
-    if it < warmup:
-        return max_lr * it / warmup
-    if it >= decay_end:
+    end = lr_decay_iters or max_iters
+    if it < warmup_iters:
+        return learning_rate * it / warmup_iters
+    if it >= end:
         return min_lr
-    left = (decay_end - it) / (decay_end - warmup)
-    if decay == 'cosine':
+    left = (end - it) / (end - warmup_iters)
+    if lr_decay == 'cosine':
         left = 0.5 * (1 - math.cos(math.pi * left))
-    return min_lr + left * (max_lr - min_lr)
+    return min_lr + left * (learning_rate - min_lr)
 
 def schedule_step(step, seconds, first):
     """
@@ -333,9 +332,10 @@ def finished(step, state):
     out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
     return step >= max_iters or out_of_time
 
-def evaluation_due(step, last, state):
+def evaluation_due(step, state):
     """Whether to evaluate now: after every eval_interval steps and after the last one, but never twice."""
-    return (last or step % eval_interval == 0) and step != state['evaluated']['step']
+    due = step % eval_interval == 0 or finished(step, state)
+    return due and step != state['evaluated']['step']
 
 def seconds_left(step, step_seconds, state):
     """An estimate of the seconds until training is over."""
@@ -466,7 +466,7 @@ class Run:
     log: 'Log' = None       # only in the process that writes
     drawn: float = -math.inf        # when the picture was last drawn
 
-def evaluate_and_save(run, step, last):
+def evaluate_and_save(run, step):
     """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
     model, opt, state = run.model, run.opt, run.state
     opt.synchronize()           # another card may have used another kernel and drifted by an ulp
@@ -480,6 +480,7 @@ def evaluate_and_save(run, step, last):
     if not run.log:
         return
     run.log(**entry)
+    last = finished(step, state)
     save(run, step, last)
     if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
         run.drawn = time.monotonic()
@@ -521,8 +522,11 @@ def restore(folder, opt, state):
     if before != optimizer:
         raise UserError(f'{folder} was trained with --optimizer={before}: give that one, or start a new run with '
                         f'--init_from={folder}')
-    views = opt.tensors()
-    for name, tensor in load_file(folder / 'training.safetensors').items():
+    views, found = opt.tensors(), load_file(folder / 'training.safetensors')
+    if found.keys() != views.keys():
+        raise UserError(f'{folder} was trained with another optimizer, or with other weights frozen: start a new run '
+                        f'with --init_from={folder}')
+    for name, tensor in found.items():
         views[name].copy_(tensor)
     opt.t = state['t']
 
@@ -671,8 +675,8 @@ def start_files(run, resumed, state, knobs):
     """
     step = state['step']
     write(run / '.process', f'process {os.getpid()} on {socket.gethostname()}')
-    for partial in run.glob('.step_*.partial'):
-        shutil.rmtree(partial)
+    for unfinished in run.glob('.step_*.partial'):
+        shutil.rmtree(unfinished)
     folder = run / f'step_{step:08d}'
     if resumed and not folder.exists():         # somebody renamed it
         resumed.rename(folder)
@@ -693,9 +697,9 @@ def start_files(run, resumed, state, knobs):
 
 def write(path, text):
     """Replaces the text of a file in one go: a reader sees either the old text or the new one."""
-    partial = path.with_name(f'.{path.name}.partial')
-    partial.write_text(text, encoding='utf-8')
-    partial.replace(path)
+    unfinished = path.with_name(f'.{path.name}.partial')
+    unfinished.write_text(text, encoding='utf-8')
+    unfinished.replace(path)
 
 @contextmanager
 def optional(what):
@@ -825,7 +829,7 @@ def make_model(folder, vocab):
     wanted = model_config(vocab_size=vocab)
     if not folder:
         return GPT(wanted)
-    model = load_model(folder, dropout=wanted.dropout, attention=wanted.attention)
+    model = load_model(folder, **{name: getattr(wanted, name) for name in TRAINING_FIELDS})
     for name, value in asdict(model.config).items():
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
@@ -926,7 +930,7 @@ def main():
         return
 
     # the optimizer, and how much goes through the model at once
-    opt = make_optimizer(model)
+    opt = Optimizer(model)
     scaler = make_scaler(place, type_)
     if resumed:
         restore(resumed, opt, state)
@@ -963,19 +967,17 @@ def main():
                 state['first_step'] = state['seconds']
 
         # evaluate and save
-        last = finished(step, state)
-        if evaluation_due(step, last, state) and not stop:
-            evaluate_and_save(run, step, last)
+        if evaluation_due(step, state) and not stop:
+            evaluate_and_save(run, step)
             line_step = None
-        if stop or last:
+        if stop or finished(step, state):
             break
 
         # a step
         if line_step is None:
             line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
         step += 1
-        it = schedule_step(step, state['seconds'], state['first_step'])
-        lr = get_lr(it, learning_rate, min_lr, warmup_iters, lr_decay_iters or max_iters, lr_decay)
+        lr = get_lr(schedule_step(step, state['seconds'], state['first_step']))
         batches = micro_batches(train_data, state['sequences'], step, T, micro, place)
         loss, grad_norm = training_step(fast, opt, scaler, batches, grad_accum, lr)
         loss_sum += loss
