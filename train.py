@@ -176,7 +176,8 @@ class Group:
 def make_groups(params):
     """
     The table of all weights, a row for each group, as the knobs have it. To give a layer or an embedding a rate of its
-    own, give it a row of its own. Muon's rows come last, with matrices of the same shape side by side.
+    own, give it a row of its own (a model that was loaded may have other sizes than the knobs: count from params).
+    Muon's rows come last, with matrices of the same shape side by side; matrices of a row take turns.
     """
     matrices = [name for name in params if params[name].dim() == 2]
     vectors = [name for name in params if name not in matrices]         # norms and biases
