@@ -92,19 +92,17 @@ def launch(*args, status=0, **env):
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
-def run_main(module, **knobs):
-    """module.main() with these knobs, in this process: a new Python takes seconds."""
+def run_main(module, *arguments, **knobs):
+    """module.main() with these knobs and arguments, in this process: a new Python takes seconds."""
     before = dict(module.config)
     assert knobs.keys() <= before.keys(), knobs
-    set_knobs(module, knobs)
     try:
+        module.config.update(knobs)
+        module.config.read(arguments)
         return module.main()
     finally:
-        set_knobs(module, before)
-
-def set_knobs(module, knobs):
-    module.config.update(knobs)
-    vars(module).update({k: v for k, v in knobs.items() if k in vars(module)})
+        module.config.update(before)
+        module.config.read([])
 
 @contextmanager
 def train_knobs(**knobs):
@@ -2488,29 +2486,13 @@ def test_a_model_without_its_tokenizer_is_one_error():
 # -----------------------------------------------------------------------------
 # bench.py
 
-TINY_MODEL = dict(vocab_size=300, n_layer=2, n_head=2, n_embd=32, block_size=16)
-TINY = dict(
-    **TINY_MODEL,
-    dataset='corpus.txt',
-    batch_size=4,
-    max_iters=6,
-    log_interval=1,
-    sample_tokens=0,
-    device='cpu',
-    dtype='float32',
-    compile=False,
-)
-
-def run_bench(what='train', **knobs):
-    """What bench.py prints with these knobs, those of train.py among them."""
-    before = dict(train.config)
-    knobs = dict(what=what, steps=2, warmup_steps=1) | TINY | knobs
-    set_knobs(train, {name: knobs[name] for name in knobs.keys() & before.keys()})
-    try:
-        with redirect_stdout(io.StringIO()) as out:
-            run_main(bench, **knobs)
-    finally:
-        set_knobs(train, before)
+def run_bench(line, **knobs):
+    """What bench.py prints with these arguments and knobs, for a small model and text."""
+    if not Path('corpus.txt').exists():
+        write_corpus()
+    arguments = f'{SMALL_RUN} --n_head=4 --steps=2 --warmup_steps=1 {line}'.split()
+    with redirect_stdout(io.StringIO()) as out:
+        run_main(bench, *arguments, **knobs)
     return out.getvalue()
 
 def table(out):
@@ -2532,10 +2514,10 @@ def numbers_after(word, out):
 def test_a_training_step_is_timed_and_its_parts_are_listed(monkeypatch):
     monkeypatch.setattr('bench.print_run', lambda *args: print('here'))
     monkeypatch.setattr('bench.matmul_flops', lambda *args: 2e12)
-    out = run_bench(profile=True, batch_size=8, micro_batch_size=2)
+    out = run_bench('--profile --batch_size=8 --micro_batch_size=2')
     ms, _, rate = numbers_after('step', out)
     assert rate == pytest.approx(8 * 16 / ms * 1e3, rel=0.05)
-    flops = rate * GPT(GPTConfig(**TINY_MODEL)).flops_per_token()
+    flops = rate * small_gpt(vocab_size=257).flops_per_token()
     assert numbers_after('compute', out) == pytest.approx([flops / 1e12, 100 * flops / 2e12, 2], rel=0.02, abs=0.06)
     assert 'aten::mm' in out
     assert out.count('here') == 2
@@ -2570,9 +2552,9 @@ def test_two_processes_say_what_they_lose_to_each_other():
     assert '2 processes; adding their gradients takes' in out
 
 def test_the_ladder_and_sampling_say_how_fast():
-    rows = table(run_bench('ladder'))
+    rows = table(run_bench('--what=ladder'))
     assert len(rows) == 6
-    out = run_bench('sample', samples=3, new_tokens=10, rounds=1)
+    out = run_bench('--what=sample --samples=3 --new_tokens=10 --rounds=1')
     _, _, rate, ms = numbers_after('sample', out)
     assert rate == pytest.approx(3e3 / ms, rel=0.02)
     assert '3 x 10 tokens' in out
@@ -2581,7 +2563,7 @@ def test_the_ladder_and_sampling_say_how_fast():
 # -- check
 
 def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch):
-    assert run_bench('check').endswith('pass\n')
+    assert run_bench('--what=check').endswith('pass\n')
     attend, step = model_module.fused_attention, train.Optimizer.step
 
     def wrong_attention(*args):
@@ -2598,12 +2580,12 @@ def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(name, fault)
             with user_error('does not compute what it should'):
-                run_bench('check')
+                run_bench('--what=check')
 
 # -- formats and the toy
 
 def test_formats_have_their_known_limits():
-    rows = table(run_bench('formats'))
+    rows = table(run_bench('--what=formats'))
     found = {name: ' '.join(cells) for name, cells in rows.items()}
     assert found.items() >= dict(
         fp32='8 bits 23 bits 3.4028e+38 1.4e-45 1.2e-07',
@@ -2614,7 +2596,7 @@ def test_formats_have_their_known_limits():
     ).items()
 
 def test_the_toy_of_the_course_falls_faster_with_a_higher_rate_until_it_diverges():
-    rows = table(run_bench('toy'))
+    rows = table(run_bench('--what=toy'))
     assert train.RULES.keys() < rows.keys()
     losses = numbers(' '.join(rows['sgd']))
     assert losses == [*sorted(losses[:4], reverse=True), max(losses)]
@@ -2644,22 +2626,9 @@ def test_parameters_and_flops_are_those_of_the_model_and_of_torch(name):
 
 
 def test_the_known_answers_about_gpt2_and_its_largest_form_are_given():
-    out = run_bench(
-        'resources',
-        n_layer=48,
-        n_head=25,
-        n_embd=1600,
-        d_ff=6400,
-        tie_weights=False,
-        qk_norm=False,
-        block_size=1024,
-        tokenizer='gpt2',
-        batch_size=1024,
-        micro_batch_size=1,
-        max_iters=400_000,
-        peak_tflops=19.5,
-        mfu=0.5,
-    )
+    out = run_bench('--what=resources --n_layer=48 --n_head=25 --n_embd=1600 --d_ff=6400 --tie_weights=False '
+                    '--qk_norm=False --block_size=1024 --tokenizer=gpt2 --batch_size=1024 --micro_batch_size=1 '
+                    '--max_iters=400000 --peak_tflops=19.5 --mfu=0.5')
     for answer in ('2,127,057,600', '1,474,560,000', '3,019,898,880,000', '322,122,547,200', '164,682,137,600',
                    '4,513,336,524,800', '6,584 days'):
         assert answer in out
@@ -2691,11 +2660,11 @@ def test_memory_is_within_5_percent_of_what_autograd_keeps(name, attention, dtyp
     assert guess.total() == pytest.approx(sum(saved.values()), rel=0.05)
 
 def test_the_largest_batch_fits_and_one_more_does_not():
-    out = run_bench('resources', memory_gb=0.2, n_layer=4)
+    out = run_bench('--what=resources --memory_gb=0.2 --n_layer=4')
     most = int(numbers_after('largest batch', out)[-1])
-    c = GPTConfig(**TINY_MODEL | dict(n_layer=4))
+    c = small_config(vocab_size=257, n_layer=4)
     assert bench.memory(c, most, 'float32').total() <= 0.2e9 < bench.memory(c, most + 1, 'float32').total()
-    out = run_bench('resources', flop_budget=6 * 70e9 * 1.4e12, tokens=15e12)
+    out = run_bench('--what=resources --flop_budget=5.88e23 --tokens=15e12')
     assert 'most for 7e+10 parameters on 1.4e+12 tokens' in out      # Chinchilla itself
 
 # -- tokenizers
@@ -2704,19 +2673,18 @@ def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
     docs = parts_of(CODE[:20_000], 5_000)
     lines = [json.dumps(dict(text=doc)) for doc in docs]
     Path('docs.jsonl').write_text('\n'.join(lines))
-    out = run_bench('tokenizer', rounds=1, dataset='docs.jsonl')
+    out = run_bench('--what=tokenizer --rounds=1 --dataset=docs.jsonl')
     assert len(re.findall(r'ours .* 1.00 \|', out)) == 6
     assert out.count('tiktoken |') == 4
     for package in 'tokenizers', 'rustbpe', 'riptoken', 'tiktoken':
         monkeypatch.setitem(sys.modules, package, None)
     with user_error('tiktoken.*pip install'):
-        run_bench('tokenizer')
+        run_bench('--what=tokenizer')
     runpy.run_path(str(HERE / 'bench.py'))          # all else needs none
 
 # -- a range test, and a look into a model
 
 def test_a_range_test_suggests_a_third_of_the_rate_of_the_lowest_loss(monkeypatch):
-    write_corpus()
     rates, seen = [], []
 
     def step(model, optimizer, scaler, batches, grad_accum, lr):
@@ -2727,7 +2695,7 @@ def test_a_range_test_suggests_a_third_of_the_rate_of_the_lowest_loss(monkeypatc
 
     monkeypatch.setattr('bench.FIND_STEPS', 30)
     monkeypatch.setattr('train.training_step', step)
-    out = run_bench('find_lr', learning_rate=1e-1, micro_batch_size=2)
+    out = run_bench('--what=find_lr --learning_rate=0.1 --batch_size=4 --micro_batch_size=2')
     assert rates == pytest.approx([1e-4 * 1e5 ** (i / 30) for i in range(26)])
     assert len(set(seen)) == 26 * 2         # of the four sequences of a step, two at a time
     suggested = re.search('--learning_rate=([0-9.e-]+)', out)[1]
@@ -2761,8 +2729,7 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
     }, rel=1e-3)
 
 def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch):
-    write_corpus()
-    run_main(train, **TINY | dict(n_layer=3, out_dir='out/a'))
+    train_here('out/a', '--n_layer=3 --max_iters=6')
     diagnose, steps = bench.diagnose, []
 
     def see(model, optimizer, *args):
@@ -2770,7 +2737,7 @@ def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch):
         return diagnose(model, optimizer, *args)
 
     monkeypatch.setattr('bench.diagnose', see)
-    cells = table(run_bench('diagnose', runs='out/a', vocab_size=280))
+    cells = table(run_bench('--what=diagnose --runs=out/a --vocab_size=280'))
     assert steps == [6]
     assert 0.5 < float(cells['2'][-1]) <= 1
     updates = [float(cells[layer][-3]) for layer in '012']
@@ -2789,29 +2756,28 @@ def made_up(name, *runs, **knobs):
     return arm
 
 def test_an_experiment_trains_every_arm_with_every_seed_and_goes_on_where_it_was(monkeypatch):
-    write_corpus()
     Path('small.py').write_text('n_embd = 16\n')
-    knobs = dict(max_iters=3, optimizer='adamw')
-    lab = dict(knobs, arms='as it is: ; small one: small.py --n_layer=1\n', out_dir='out/lab', seeds=2, seed=4)
-    rows = table(run_bench('compare', **lab))
+    knobs = '--max_iters=3 --optimizer=adamw'
+    lab = f'--what=compare {knobs} --out_dir=out/lab --seeds=2 --seed=4'
+    arms = 'as it is: ; small one: small.py --n_layer=1\n'
+    rows = table(run_bench(lab, arms=arms))
     made = sorted(os.listdir('out/lab'))
     assert made == ['as_it_is-4', 'as_it_is-5', 'curves.png', 'small_one-4', 'small_one-5']
     small = load_model(Run('out/lab/small_one-5').last).config
     assert (small.n_embd, small.n_layer) == (16, 1)
     # each is what train.py alone makes of it
-    alone = run_main(train, **TINY | knobs | dict(seed=5, out_dir='alone'))
+    alone = train_here('alone', f'{knobs} --n_head=4 --seed=5')
     one, two = [Run(f'out/lab/as_it_is-{seed}').full_loss for seed in (4, 5)]
-    assert two == pytest.approx(alone['val_loss'])
+    assert two == pytest.approx(alone.full_loss)
     mean, spread = (one + two) / 2, abs(one - two) / 2 ** 0.5
     assert rows['as it is'][:2] == [f'{mean:.4f} ± {spread:.4f}', '+0.0000']
     # again: nothing is trained
     monkeypatch.setattr('subprocess.run', pytest.fail)
-    assert table(run_bench('compare', **lab)) == rows
+    assert table(run_bench(lab, arms=arms)) == rows
 
 def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does():
-    write_corpus()
     arms = 'ill: --learning_rate=1e38 --optimizer=sgd --grad_clip=0; well:'
-    rows = table(run_bench('compare', arms=arms, seeds=1, max_iters=2))
+    rows = table(run_bench('--what=compare --seeds=1 --max_iters=2', arms=arms))
     assert (rows['ill'][0], rows['ill'][-1]) == ('inf ± 0.0000', '0 of 1')
     assert (rows['well'][0][:2], rows['well'][-1]) == ('5.', '1 of 1')
     wrong = {
@@ -2821,21 +2787,21 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does():
     }
     for arms, says in wrong.items():
         with user_error(says):
-            run_bench('compare', arms=arms)
+            run_bench('--what=compare', arms=arms)
     with user_error('give rows'):
-        run_bench('compare', arms='a:', picture='row')
+        run_bench('--what=compare --arms=a: --picture=row')
 
 def test_curves_of_several_runs_are_one_table_and_one_picture():
     for name, last in ('a', 3), ('b', 2.5):
         os.mkdir(name)
         [log] = made_up(name, (5, 4, last)).logs
         Path(name, 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
-    cells = table(run_bench('curves', runs='a,b'))
+    cells = table(run_bench('--what=curves --runs=a,b'))
     assert cells['b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '1 of 1']
     assert Path('out/curves.png').stat().st_size > 5000
     for wrong in '', 'a,gone':
         with user_error('give folders'):
-            run_bench('curves', runs=wrong)
+            run_bench(f'--what=curves --runs={wrong}')
 
 # the best is the last, at the top; what ended above the beginning is drawn there
 SPREAD = 0.5 ** 0.5
@@ -2853,7 +2819,7 @@ def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
     drawn = {}
     monkeypatch.setattr('bench.read_arms', lambda: arms)
     monkeypatch.setattr('bench.save_picture', lambda name, title, lines, *args, **settings: drawn.update(lines))
-    run_bench('compare', seeds=0, picture=picture)
+    run_bench(f'--what=compare --seeds=0 --picture={picture}')
     assert drawn == want
 
 def test_a_law_of_scaling_is_found_again(capsys):
