@@ -49,24 +49,29 @@ not_windows = pytest.mark.skipif(os.name == 'nt', reason='Windows has no such si
 sys.path.insert(0, str(HERE))
 import bench
 import configurator
-import model as model_module
 import prepare
 import sample
-import tokenizer as tokenizer_module
 import train
-from configurator import UserError
-from model import GPT, GPT2, GPTConfig, load_model
-from tokenizer import (END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordTokenizer, byte_tokenizer, load_tokenizer,
-                       plain_encode, plain_train, train_bpe)
+from configurator import Knobs, UserError, read_json
+from model import (COMPILE_FROM, FAMILIES, GPT, GPT2, MLP, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
+                   RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
+                   cross_entropy, find_folder, fused_attention, gelu, has_fast_bfloat16, load_file, load_model,
+                   newest_whole, remove_checkpoint, rope_angles, save_checkpoint, save_file,
+                   scaled_dot_product_attention, silu, softmax, write_gguf)
+from prepare import Shards, find_or_prepare
+from sample import generate
+from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
+                       add_counts, byte_tokenizer, load_tokenizer, merge_words, plain_encode, plain_train, train_bpe)
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
 torch.backends.mps.is_available = lambda: False
 torch.set_num_threads(1)                    # these models are too small for more
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    """Every test runs in an empty folder, without a network, and leaves signals as they were."""
+def own_folder(tmp_path, monkeypatch):
+    """Every test runs in a folder with nothing but corpus.txt, without a network, and leaves signals as they were."""
     monkeypatch.chdir(tmp_path)
+    write_corpus()
     torch.manual_seed(0)
     random.seed(0)
     connect = socket.socket.connect
@@ -153,7 +158,7 @@ def random_text(n=200):
 
 def knobs_after(*arguments):
     """What these knobs are after some arguments."""
-    knobs = configurator.Knobs(dict(a=1, lr=0.5, name='x', on=True, compile='auto'))
+    knobs = Knobs(dict(a=1, lr=0.5, name='x', on=True, compile='auto'))
     configurator.read_arguments(arguments, knobs)
     return knobs
 
@@ -321,7 +326,7 @@ def test_training_gives_the_same_merges_for_any_number_of_workers_and_order_of_f
 
 def test_counts_go_beyond_32_bits_and_one_more_decides():
     counts = {b'ab': 2 ** 53 + 1, b'cd': 2 ** 53, b'ef': 5}
-    _, merges = tokenizer_module.merge_words(counts, 257)
+    _, merges = merge_words(counts, 257)
     assert merges == [(b'a', b'b')]
 
 def test_no_merge_crosses_a_special_token():
@@ -409,8 +414,8 @@ def test_text_is_cut_into_the_words_of_the_pattern(pattern):
     texts.append('Q'.join(longer))
     for text in texts:
         words = regex.findall(PATTERNS[pattern], text)
-        counted = tokenizer_module.WordCounter(pattern)(text.encode())
-        found = tokenizer_module.add_counts([counted], pattern)
+        counted = WordCounter(pattern)(text.encode())
+        found = add_counts([counted], pattern)
         assert found == Counter(word.encode() for word in words), repr(text)
 
 @parametrize('raw', [b'', b'a', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n',
@@ -569,7 +574,7 @@ def save_changed(kind, old, new):
     """Saves a tokenizer as t.json and changes the file."""
     some_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
     load_tokenizer('t.json')
-    text = json.dumps(configurator.read_json('t.json'))
+    text = json.dumps(read_json('t.json'))
     assert old in text
     write('t.json', text.replace(old, new, 1))
 
@@ -596,7 +601,7 @@ def test_a_file_that_asks_for_more_has_the_ids_of_tokenizers(kind, old, new):
 def save_smollm():
     """A tokenizer.json like SmolLM's: single digits."""
     some_tokenizer('gpt2').save('t.json')
-    data = configurator.read_json('t.json')
+    data = read_json('t.json')
     digits = dict(type='Digits', individual_digits=True)
     data['pre_tokenizer'] = dict(type='Sequence', pretokenizers=[digits, data['pre_tokenizer']])
     write('t.json', json.dumps(data))
@@ -719,7 +724,7 @@ SETTINGS = {
     'qwen3 padded': dict(vocab_size=1100, tie_weights=False),
 }
 every_setting = parametrize('name', SETTINGS)
-can_compile = model_module.choose_compile('auto', 'cpu', math.inf)
+can_compile = choose_compile('auto', 'cpu', math.inf)
 needs_compiler = pytest.mark.skipif(not can_compile, reason='can not compile')
 close = torch.testing.assert_close
 
@@ -752,21 +757,21 @@ def random_ids(*shape):
 def test_functions_are_those_of_torch():
     x = 5 * torch.randn(7, 30)
     targets = torch.arange(7)
-    close(model_module.silu(x), F.silu(x))
-    close(model_module.gelu(x), F.gelu(x, approximate='tanh'))
+    close(silu(x), F.silu(x))
+    close(gelu(x), F.gelu(x, approximate='tanh'))
     for y in x, x + 1000, 1000 * x:
-        close(model_module.softmax(y, 1), y.softmax(1))
-        close(model_module.cross_entropy(y, targets), F.cross_entropy(y, targets))
+        close(softmax(y, 1), y.softmax(1))
+        close(cross_entropy(y, targets), F.cross_entropy(y, targets))
 
 def test_attention_is_that_of_torch_with_any_mask():
     q, k, v = torch.randn(3, 2, 4, 5, 8)
     window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
     for mask in None, window:
         want = F.scaled_dot_product_attention(q, k, v, mask)
-        close(model_module.scaled_dot_product_attention(q, k, v, mask), want)
-    close(model_module.fused_attention(q, k, v, window), F.scaled_dot_product_attention(q, k, v, window))
+        close(scaled_dot_product_attention(q, k, v, mask), want)
+    close(fused_attention(q, k, v, window), F.scaled_dot_product_attention(q, k, v, window))
 
-@pytest.mark.skipif(not model_module.can_pack('cpu'), reason='needs FBGEMM')
+@pytest.mark.skipif(not can_pack('cpu'), reason='needs FBGEMM')
 @torch.no_grad()
 def test_packed_matrices_give_the_same_logits():
     model = small_gpt(bias=True)
@@ -923,7 +928,7 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
     lengths = torch.tensor([4, 1, 7])
     filler = torch.arange(7) >= lengths[:, None]
     prompts = idx[:, :7].masked_fill(filler, 49)
-    cache = model_module.KVCache(model, 3, 16)
+    cache = KVCache(model, 3, 16)
     with torch.no_grad():
         want = model(idx)
         logits = model(prompts, cache=cache, lengths=lengths)
@@ -991,7 +996,7 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
 def save(model, folder='step_1', eot=None):
     byte_tokenizer().save('tokenizer.json')
     tensors = dict(moments=torch.ones(3))
-    model_module.save_checkpoint(folder, model, 'tokenizer.json', eot, dict(step=1), tensors, 'No UTF-8: \udcff')
+    save_checkpoint(folder, model, 'tokenizer.json', eot, dict(step=1), tensors, 'No UTF-8: \udcff')
     return Path(folder)
 
 def change(path, old, new):
@@ -1018,9 +1023,9 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     assert theirs.config.model_type in name
     close(model(idx), theirs(idx).logits)
 
-@parametrize('kind', model_module.FAMILIES)
+@parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
-    _, keys, values = model_module.FAMILIES[kind]
+    _, keys, values = FAMILIES[kind]
     assert {*keys, *values, 'dropout', 'attention'} == GPTConfig.__dataclass_fields__.keys()
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
@@ -1034,7 +1039,7 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     assert theirs('hé').input_ids == list('hé'.encode())
     assert theirs.eos_token_id == 256
     for name in 'config.json', 'generation_config.json':
-        assert configurator.read_json(folder / name)['eos_token_id'] == 256
+        assert read_json(folder / name)['eos_token_id'] == 256
 
 def save_theirs(kind, vocab_size=60):
     """A folder that transformers saved, of a small model with noise in all weights. -> the model"""
@@ -1069,9 +1074,9 @@ def test_gpt2_loads_as_the_hub_has_it():
     theirs = save_theirs('GPT2')
     idx = random_ids(2, 32)
     theirs.transformer.save_pretrained('theirs')            # without a head, names have no prefix
-    tensors = model_module.load_file('theirs/model.safetensors')
+    tensors = load_file('theirs/model.safetensors')
     tensors['h.0.attn.bias'] = torch.ones(1, 1, 32, 32)
-    model_module.save_file(tensors, 'theirs/model.safetensors')
+    save_file(tensors, 'theirs/model.safetensors')
     change(Path('theirs/config.json'), '"tie_word_embeddings"', '"unknown"')
     close(load_model('theirs')(idx), theirs(idx).logits)
 
@@ -1129,14 +1134,14 @@ def weights_of_gguf(reader, kind, c):
 @pytest.fixture
 def small_bpe():
     write('text.txt', 'it was a cat, it was a hat, and that was that. ' * 9)
-    vocab, merges = tokenizer_module.train_bpe('text.txt', 280, [END_OF_TEXT])
+    vocab, merges = train_bpe('text.txt', 280, [END_OF_TEXT])
     return Tokenizer(vocab, merges, [END_OF_TEXT])
 
 @parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'gpt2'])
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     import gguf
     model = small_gpt(name, vocab_size=1100)
-    model_module.write_gguf('m.gguf', model, small_bpe, small_bpe.eot, 'float32')
+    write_gguf('m.gguf', model, small_bpe, small_bpe.eot, 'float32')
     reader = gguf.GGUFReader('m.gguf')
     fields = {key: field.contents() for key, field in reader.fields.items()}
 
@@ -1181,7 +1186,7 @@ def test_what_gguf_has_no_form_for_is_refused(small_bpe):
     pairs = (ablation, small_bpe), (too_small, small_bpe), (good, byte_tokenizer()), (good, CharTokenizer(['a']))
     for model, tok in pairs:
         with user_error('no form'):
-            model_module.write_gguf('m.gguf', model, tok, None, 'float32')
+            write_gguf('m.gguf', model, tok, None, 'float32')
     assert not Path('m.gguf').exists()
 
 # a file of a Llama | what is in it | what it is made
@@ -1220,7 +1225,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
             if data is not None:
                 path.write_bytes(data)
             said = []
-            assert model_module.newest_whole('run', said.append) == older
+            assert newest_whole('run', said.append) == older
             line, = said
             assert str(newer) in line
             if path.name != 'manifest.json':
@@ -1228,7 +1233,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
                 with user_error(path.name):
                     load_model(newer)
         path.write_bytes(whole)
-    assert model_module.newest_whole('run') == newer
+    assert newest_whole('run') == newer
 
 class Killed(BaseException):
     """Nothing runs after it, as after kill -9."""
@@ -1261,7 +1266,7 @@ def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one
                 pass
             except UserError:
                 assert not [*run.glob('.*')]
-        newest = model_module.newest_whole(run, pytest.fail)
+        newest = newest_whole(run, pytest.fail)
         load_model(newest)
         seen.append(newest.name)
         shutil.rmtree(run / 'step_2', ignore_errors=True)
@@ -1277,8 +1282,8 @@ def test_a_checkpoint_that_is_half_removed_is_seen_no_more(monkeypatch):
 
     monkeypatch.setattr('shutil.rmtree', interrupted)
     with pytest.raises(Killed):
-        model_module.remove_checkpoint(folder)
-    assert not model_module.checkpoints('run')
+        remove_checkpoint(folder)
+    assert not checkpoints('run')
 
 def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(monkeypatch):
     synced = set()
@@ -1336,7 +1341,7 @@ def test_a_wrong_name_of_a_model_is_one_error_before_weights_are_downloaded(hub)
     change(Path('hub/other/config.json'), '"llama"', '"mamba"')
     for name, says in ('me/none', 'me/none'), ('gpt2', 'gpt2'), ('nothing', 'nothing'), ('me/other', 'mamba'):
         with user_error(says):
-            model_module.find_folder(name)
+            find_folder(name)
     assert not [*Path('cache/me/other').glob('*.safetensors')]
 
 # -----------------------------------------------------------------------------
@@ -1347,11 +1352,11 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     monkeypatch.setattr('torch.cuda.is_available', lambda: gpus > 0)
     monkeypatch.setattr('torch.cuda.device_count', lambda: gpus)
     monkeypatch.setattr('torch.backends.mps.is_available', lambda: mps)
-    assert model_module.choose_device('auto', local_rank=1) == want
+    assert choose_device('auto', local_rank=1) == want
     monkeypatch.setenv('WORLD_SIZE', '2')
-    assert model_module.choose_device('auto', local_rank=1) == want.replace('mps', 'cpu')
+    assert choose_device('auto', local_rank=1) == want.replace('mps', 'cpu')
     with user_error('no cuda:2 here'):
-        model_module.choose_device('cuda:2')
+        choose_device('cuda:2')
 
 # a device | what is there | the type. packed: for generation that is not compiled
 TYPES = '''
@@ -1369,13 +1374,12 @@ cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
 @parametrize('place, there, want', rows(TYPES))
 def test_a_type_is_used_only_where_it_is_fast(place, there, want, monkeypatch):
     write('cpuinfo', there)
-    has_fast_bfloat16 = model_module.has_fast_bfloat16
     monkeypatch.setattr('model.has_fast_bfloat16', lambda: has_fast_bfloat16('cpuinfo'))
     monkeypatch.setattr('model.can_pack', lambda place: 'FBGEMM' in there)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: 'bfloat16' in there)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    assert model_module.choose_dtype('auto', place, 'packed' in there) == want
-    assert model_module.choose_dtype('float32', place, 'packed' in there) == 'float32'
+    assert choose_dtype('auto', place, 'packed' in there) == want
+    assert choose_dtype('float32', place, 'packed' in there) == 'float32'
     assert not has_fast_bfloat16('missing')
 
 # a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
@@ -1402,14 +1406,13 @@ def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypat
     monkeypatch.setattr('torch.__version__', TorchVersion('2.6.0' if 'torch' in lacks else '2.10.0'))
     if lacks != 'Python.h':
         (tmp_path / 'Python.h').touch()
-    choose = model_module.choose_compile
-    assert choose('auto', place, flops=1e18) == (can == 'yes')
-    assert not choose('auto', place, flops=1e12)
+    assert choose_compile('auto', place, flops=1e18) == (can == 'yes')
+    assert not choose_compile('auto', place, flops=1e12)
     if can == 'yes':
-        assert choose(True, place)
+        assert choose_compile(True, place)
     else:
         with user_error('compiler'):
-            choose(True, place)
+            choose_compile(True, place)
 
 # -----------------------------------------------------------------------------
 # prepare.py
@@ -1429,7 +1432,7 @@ class Prepared:
         self.all_texts = sorted(self.texts(self.train + self.val))
 
     def ids(self, split):
-        shards = prepare.Shards(self.folder, split, self.meta)
+        shards = Shards(self.folder, split, self.meta)
         return shards.read(0, len(shards)).tolist()
 
     def texts(self, ids):
@@ -1478,14 +1481,14 @@ def write_forms(texts):
     for name, data in forms.items():
         with fsspec.open(name, 'wb', compression='infer') as file:
             file.write(data)
-    Path('f/.hidden').mkdir(parents=True)
-    write('f/.hidden/x.txt', 'not for training')
+    Path('f.d/.hidden').mkdir(parents=True)
+    write('f.d/.hidden/x.txt', 'not for training')
     for i, text in enumerate(texts):
-        write(f'f/{i:04d}.txt', text)
+        write(f'f.d/{i:04d}.txt', text)
     if importlib.util.find_spec('pyarrow'):
         import pyarrow.parquet
         pyarrow.parquet.write_table(pyarrow.table({'body': texts}), 'g.parquet')
-    return sorted(map(str, Path('.').glob('[a-g]*')))
+    return sorted(map(str, Path('.').glob('?.*')))
 
 def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     small_blocks(monkeypatch)
@@ -1500,7 +1503,6 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
 
 def test_small_shards_are_read_as_one_array(monkeypatch):
     small_blocks(monkeypatch)
-    write_corpus()
     whole = Prepared('corpus.txt', vocab_size=300)
     shutil.rmtree('data')
     cut = Prepared('corpus.txt', vocab_size=300, shard_tokens=777)
@@ -1508,7 +1510,7 @@ def test_small_shards_are_read_as_one_array(monkeypatch):
     assert cut.val == whole.val
     *sizes, _ = [shard['tokens'] for shard in cut.meta['train']['shards']]
     assert {*sizes} == {777}
-    shards = prepare.Shards(cut.folder, 'train', cut.meta)
+    shards = Shards(cut.folder, 'train', cut.meta)
     for start in 770, 776, 777:
         assert shards.read(start, 1600).tolist() == whole.train[start:start + 1600]
 
@@ -1531,9 +1533,8 @@ def test_a_tokenizer_learns_from_training_text_alone_and_what_it_lacks_is_counte
 
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     def find(path='corpus.txt'):
-        return prepare.find_or_prepare(path, 'bpe', 300)
+        return find_or_prepare(path, 'bpe', 300)
 
-    write_corpus()
     folder = find()
     before = (folder / 'meta.json').stat().st_mtime_ns
     assert find('./corpus.txt') == folder
@@ -1569,25 +1570,24 @@ def test_a_file_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name):
     Path(name).write_bytes(BAD_FILES[name])
     for kind in 'bpe', 'byte':
         with user_error('cannot read|not UTF-8|split is empty'):
-            prepare.find_or_prepare(name, kind, 300)
+            find_or_prepare(name, kind, 300)
     assert left() == []
 
 # the summary
 
 def test_the_summary_says_what_can_be_counted_by_hand(printed):
-    write('german.txt', *[f'Straße {i} führt über den Fluß' for i in range(400)])
-    other = Prepared('german.txt', vocab_size=320)
-    path = str(other.folder / 'tokenizer.json')
+    other = some_tokenizer('gpt2')
+    other.save('other.json')
     write('c.txt', *[f'le café {i} ' + 'déjà vu ' * (i % 7 + 1) for i in range(200)])
-    data = Prepared('c.txt', vocab_size=300, compare=path)
+    data = Prepared('c.txt', vocab_size=300, compare='other.json')
     out = re.sub(' *[|] *', '|', printed())
     text = ''.join(data.val_texts)
     size, ends, n = len(text.encode()), len(data.val_texts), len(data.val)
     assert f'\nval|{ends} documents|{size:,} bytes|{n:,} tokens' in out
     assert f'|{len({*data.train}) / 300:.1%} used in train' in out
     # this val is smaller than the sample that the table is made of
-    theirs = other.tok.encode(data.tok.decode(data.val))
-    tokens = {'this one': n, path: len(theirs), 'char': len(text) + ends, 'byte': size + ends}
+    theirs = other.encode(data.tok.decode(data.val))
+    tokens = {'this one': n, 'other.json': len(theirs), 'char': len(text) + ends, 'byte': size + ends}
     for name in tokens:
         assert re.search(f'\n{name}[|].*[|]{size / tokens[name]:.2f} bytes per token', out)
 
@@ -1596,7 +1596,6 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
 @pytest.fixture
 def copied():
     """A data folder of several shards, elsewhere than where it was made."""
-    write_corpus()
     folder = run_main(prepare, dataset='corpus.txt', vocab_size=400, shard_tokens=9000)
     return folder.rename('copy')
 
@@ -1641,7 +1640,7 @@ def test_what_was_right_is_read_again_only_when_the_file_has_changed(copied):
 
 def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
     n = 61          # sequences; what is left of 1,000 tokens is for a shift and for the last target
-    starts = partial(prepare.Shards.starts, range(1000), T=16)
+    starts = partial(Shards.starts, range(1000), T=16)
     row = starts(0, 3 * n, seed=1)
     epochs = parts_of(row, n)
     for epoch in epochs:
@@ -1681,14 +1680,12 @@ def test_prepare_that_was_killed_gives_the_same_shards_when_run_again():
 
 @not_windows
 def test_a_disk_that_fills_up_is_one_line():
-    write_corpus()
     write('small_disk.py', 'import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n')
     done = launch(HERE / 'prepare.py', '--dataset=corpus.txt', '--tokenizer=byte', 'small_disk.py', status=2)
     assert re.fullmatch('error: .*: make room, then run this again', done.stderr.strip())
     assert left() == []
 
 def test_two_prepares_at_once_make_one_whole_folder():
-    write_corpus()
     processes = [start('--dataset=corpus.txt', '--vocab_size=1000') for _ in range(2)]
     printed = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
@@ -1723,7 +1720,7 @@ def test_a_file_of_the_web_is_taken_only_with_its_sha256(monkeypatch):
     monkeypatch.setitem(prepare.DATASETS, 'names', known)
     for _ in range(2):
         with user_error('put the file at data.downloads.names.txt by hand.*--dataset=python'):
-            prepare.find_or_prepare('names', 'char')
+            find_or_prepare('names', 'char')
         assert left() == []
         there.write_bytes(text)         # it was not there; now it is another one
     known['sha256'] = hashlib.sha256(text).hexdigest()
@@ -1866,7 +1863,7 @@ class Run:
         self.norms = [entry['grad_norm'] for entry in self.steps]
         self.val_losses = [entry['val_loss'] for entry in self.log if 'val_loss' in entry]
         self.full_loss = self.log[-1].get('full_val_loss')
-        self.checkpoints = model_module.checkpoints(folder)
+        self.checkpoints = checkpoints(folder)
         self.kept = [int(path.name[5:]) for path in self.checkpoints]
         self.last = self.checkpoints[-1]
         # weights and moments, to the last bit
@@ -1890,8 +1887,6 @@ def command(line):
 
 def train_here(folder, knobs='', status=0):
     """train.py with a small model and text."""
-    if not Path('corpus.txt').exists():
-        write_corpus()
     assert command(f'train.py {SMALL_RUN} --out_dir={folder} {knobs}') == status
     return Run(folder)
 
@@ -1912,7 +1907,7 @@ def test_a_run_leaves_what_was_promised():
     assert run.kept == [10, 12]
     # each checkpoint knows of its own evaluation
     for step, loss in zip(run.kept, run.val_losses[1:]):
-        state = configurator.read_json(f'a/step_{step:08d}/training.json')
+        state = read_json(f'a/step_{step:08d}/training.json')
         assert (state['best']['step'], state['best']['val_loss']) == (step, loss)
     card = Path('a/step_00000012/README.md').read_text()
     for text in 'corpus', '96 sequences in 12 steps', f'{run.val_losses[-1]:.4f}', '--out_dir=a', 'license:':
@@ -1925,10 +1920,10 @@ def test_a_run_leaves_what_was_promised():
     assert sorted(os.listdir('out')) == ['corpus', 'corpus-2']
 
 def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
-    knobs = '--max_iters=8 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias=True --lr_decay=cosine'
+    knobs = '--max_iters=8 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias=True'
     run = train_here('a', knobs)
     folder = Path('data/corpus-byte')
-    data = prepare.Shards(folder, 'train', prepare.read_meta(folder))
+    data = Shards(folder, 'train', prepare.read_meta(folder))
     torch.manual_seed(5)
     model = GPT(load_model(run.last).config)
     optimizer = torchs('adamw', model.parameters())
@@ -1939,9 +1934,7 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        lr = 3e-3
-        if step > 0:
-            lr *= 1 + math.cos(math.pi * (step - 1) / 6)
+        lr = 6e-3 * min((step + 1) / 2, (7 - step) / 6)
         step_at(optimizer, lr)
         near(entry['loss'], loss, 1e-5)
         near(entry['grad_norm'], norm, 1e-4)
@@ -2074,7 +2067,7 @@ def test_a_resumed_run_says_which_knobs_are_others_and_keeps_the_old_ones(printe
     assert knobs_in('a/config.py')['batch_size'] == 4
 
 def knobs_in(path):
-    return configurator.run_file(path, configurator.Knobs(train.config))
+    return configurator.run_file(path, Knobs(train.config))
 
 def test_a_config_file_of_a_run_makes_a_model_of_another_size():
     train_here('a', '--max_iters=1')
@@ -2157,7 +2150,7 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     assert (theirs.eos_token, theirs('def').input_ids) == ('</s>', ids)
     printed()
     run_main(sample, out_dir='b', start='def', num_samples=1, max_new_tokens=9, temperature=0.0, dtype='float32')
-    steps = sample.generate(load_model(last).eval(), [ids], 9, 2, tok.vocab_size, temperature=0.0)
+    steps = generate(load_model(last).eval(), [ids], 9, 2, tok.vocab_size, temperature=0.0)
     assert printed() == f'def{sample.texts_of(steps, tok, 2)[0]}\n'
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
@@ -2166,7 +2159,7 @@ def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     train_here('b', f'{knobs} --max_iters=4 --dtype=float32')
     # as on another machine
     monkeypatch.setattr('model.choose_dtype', lambda dtype, place: dtype.replace('auto', 'bfloat16'))
-    monkeypatch.setitem(model_module.COMPILE_FROM, 'cpu', 0.0)
+    monkeypatch.setitem(COMPILE_FROM, 'cpu', 0.0)
     resumed = train_here('b', f'{knobs} --max_iters=8 --init_from=resume')
     assert resumed.bits == straight.bits
 
@@ -2180,7 +2173,6 @@ def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
         assert Run('a').bits == good.bits
 
 def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one():
-    write_corpus()
     knobs = f'{SMALL_RUN} --out_dir=a'
     assert status_of(start_alone(f'train.py {knobs} --learning_rate=1e30 --grad_clip=0')) == 3
     assert 'no checkpoint' in refusal(f'train.py {knobs} --init_from=resume')
@@ -2231,7 +2223,6 @@ def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
     assert state['dtype'] == want
 
 def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(monkeypatch):
-    write_corpus()
     monkeypatch.setenv('WORLD_SIZE', '3')
     assert 'take 6 or 9' in refusal(f'train.py {SMALL_RUN}')
 
@@ -2240,7 +2231,7 @@ def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_neares
 
 def fake_clock(monkeypatch, first, others):
     """A clock that batches move: by these seconds for the first of training and its others, by 1000 in evaluations."""
-    now, batch = [0.0], prepare.Shards.batch
+    now, batch = [0.0], Shards.batch
     seconds = itertools.chain([first], itertools.repeat(others))
 
     def slow_batch(self, *args):
@@ -2312,7 +2303,7 @@ def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, monkeypatch, printe
 
 def draws(model, prompts, n, **options):
     """The ids that follow each prompt."""
-    steps = sample.generate(model, prompts, n, **options)
+    steps = generate(model, prompts, n, **options)
     return [[*ids] for ids in zip(*steps)]
 
 # four tokens whose probabilities are to each other as 3, 10, 1 and 6
@@ -2396,10 +2387,10 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn():
 def test_compiled_generation_is_the_plain_one(B):
     model = small_gpt(n_layer=1, bias=True)
     prompts = random_ids(B, 3).tolist()
-    plain = list(sample.generate(model, prompts, 4, temperature=0))
+    plain = list(generate(model, prompts, 4, temperature=0))
     with torch._inductor.config.patch(freezing=False):          # and so it is again after the test
         step = sample.prepare_model(model, 'cpu', 'float32', True, B)
-        assert list(sample.generate(model, prompts, 4, temperature=0, step=step)) == plain
+        assert list(generate(model, prompts, 4, temperature=0, step=step)) == plain
 
 # -----------------------------------------------------------------------------
 # the command
@@ -2431,7 +2422,7 @@ def test_all_that_a_model_on_a_gpu_computes_with_lies_there(name, monkeypatch):
         optimizer.step(0.1)
         assert not card.elsewhere
         model.eval()
-        list(sample.generate(model, [[1, 2, 3], [4, 3, 2, 1]], 3 * model.config.block_size, top_p=0.9))
+        list(generate(model, [[1, 2, 3], [4, 3, 2, 1]], 3 * model.config.block_size, top_p=0.9))
     # each text has a generator of its own, on the CPU
     assert card.elsewhere <= {'aten.rand.generator', 'aten.stack.default'}
 
@@ -2487,8 +2478,6 @@ def test_a_model_without_its_tokenizer_is_one_error():
 
 def run_bench(line, **knobs):
     """What bench.py prints with these arguments and knobs, for a small model and text."""
-    if not Path('corpus.txt').exists():
-        write_corpus()
     arguments = f'{SMALL_RUN} --n_head=4 --steps=2 --warmup_steps=1 {line}'.split()
     with redirect_stdout(io.StringIO()) as out:
         run_main(bench, *arguments, **knobs)
@@ -2552,7 +2541,7 @@ def test_the_ladder_and_sampling_say_how_fast():
 
 def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch):
     assert run_bench('--what=check').endswith('pass\n')
-    attend, step = model_module.fused_attention, train.Optimizer.step
+    attend, step = fused_attention, train.Optimizer.step
 
     def wrong_attention(*args):
         return 1.001 * attend(*args)
@@ -2658,10 +2647,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 # -- tokenizers
 
 def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
-    docs = parts_of(CODE[:20_000], 5_000)
-    lines = [json.dumps(dict(text=doc)) for doc in docs]
-    write('docs.jsonl', '\n'.join(lines))
-    out = run_bench('--what=tokenizer --rounds=1 --dataset=docs.jsonl')
+    out = run_bench('--what=tokenizer --rounds=1')
     assert len(re.findall(r'ours .* 1.00 \|', out)) == 6
     assert out.count('tiktoken |') == 4
     for package in 'tokenizers', 'rustbpe', 'riptoken', 'tiktoken':
@@ -2828,14 +2814,13 @@ CONFIGS = {*HERE.glob('config/*.py')} - MISTAKES - LABS
 
 @parametrize('path', sorted(CONFIGS), ids=lambda path: path.stem)
 def test_every_config_file_trains_a_step(path):
-    write_corpus()
     line = f'train.py {path} {SMALL_RUN} --d_ff=0 --micro_batch_size=0 --init_from=scratch --max_iters=1 --out_dir=a'
     assert command(line) == 0
     assert len(Run('a').steps) == 1
 
 @parametrize('path', sorted(LABS), ids=lambda path: path.stem)
 def test_every_question_has_arms_that_can_be_read(path, monkeypatch):
-    knobs = configurator.Knobs(bench.config.defaults)
+    knobs = Knobs(bench.config.defaults)
     configurator.read_arguments([f'{HERE}/config/lab.py', str(path)], knobs)
     assert knobs['question']
     arms = re.sub('config/broken_.*.py', '', knobs['arms'])
@@ -2854,7 +2839,6 @@ def test_every_mistake_of_the_museum_changes_what_is_learned(path):
     assert losses != healthy.losses
 
 def test_bench_can_read_all_mistakes_in_one_process():
-    write_corpus()
     mistakes = ' '.join(map(str, sorted(MISTAKES)))
     assert status_of(start_alone(f'train.py {SMALL_RUN} --max_iters=1 --out_dir=a {mistakes}')) == 0
 
@@ -2863,7 +2847,7 @@ def test_bench_can_read_all_mistakes_in_one_process():
 
 def start_alone(line, rank=0, **env):
     """Starts a script in a process of its own: a fork where that can be, which need not import torch anew."""
-    context = torch.multiprocessing.get_context(tokenizer_module.START_METHOD)
+    context = torch.multiprocessing.get_context(START_METHOD)
     process = context.Process(target=run_alone, args=(line, rank, env))
     write(f'said{rank}.txt', '')
     process.start()
@@ -2991,7 +2975,6 @@ def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is
 
 def start_hanging(step):
     """A run that hangs in this step."""
-    write_corpus()
     write_faults(f"if len(_seen) == {step}: print('hangs', flush=True); time.sleep(60)")
     process = start_alone(f'train.py {SMALL_RUN} faults.py --out_dir=a')
     wait_for(process, 'hangs')
@@ -3012,7 +2995,6 @@ def test_a_signal_before_the_first_step_and_a_second_ctrl_c_end_it():
 
 @not_windows
 def test_a_signal_in_the_last_evaluation_is_not_lost():
-    write_corpus()
     write_faults('if len(_seen) == 3: os.kill(os.getpid(), signal.SIGTERM)')
     process = start_alone(f'train.py {SMALL_RUN} faults.py --max_iters=2 --out_dir=a')
     assert status_of(process) == 128 + signal.SIGTERM
@@ -3054,7 +3036,7 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
     Path('data/corpus-byte').rename('here')
     shutil.copytree('here', 'copy')
     write_corpus('corpus.txt', 29)
-    prepare.find_or_prepare('corpus.txt', 'byte').rename('other')
+    find_or_prepare('corpus.txt', 'byte').rename('other')
     for first, last, says in rows(NOT_SHARED):
         ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first}', 2, last)
         assert [status_of(process) for process in ranks] == [2, 2]
@@ -3225,41 +3207,41 @@ def even_then_odd(d):
 
 def course_angles(d, theta, positions):
     """cos and sin for positions (..., T), the same for all heads: (..., T, 1, d/2)"""
-    tables = model_module.rope_angles(positions.flatten(), d, theta)
+    tables = rope_angles(positions.flatten(), d, theta)
     return [table.view(*positions.shape, 1, d // 2) for table in tables]
 
 def course_config(**fields):
     return GPTConfig(qk_norm=False, tie_weights=False, **fields)
 
 def run_linear(d_in, d_out, weights, in_features):
-    return filled(model_module.Linear(d_in, d_out), {'weight': weights})(in_features)
+    return filled(Linear(d_in, d_out), {'weight': weights})(in_features)
 
 def run_embedding(vocab_size, d_model, weights, token_ids):
-    return filled(model_module.Embedding(vocab_size, d_model), {'weight': weights})(token_ids)
+    return filled(Embedding(vocab_size, d_model), {'weight': weights})(token_ids)
 
 def run_rmsnorm(d_model, eps, weights, in_features):
-    return filled(model_module.RMSNorm(d_model, eps), {'weight': weights})(in_features)
+    return filled(RMSNorm(d_model, eps), {'weight': weights})(in_features)
 
 def run_swiglu(d_model, d_ff, w1_weight, w2_weight, w3_weight, in_features):
     weights = {'gate_proj.weight': w1_weight, 'down_proj.weight': w2_weight, 'up_proj.weight': w3_weight}
-    mlp = model_module.MLP(course_config(n_embd=d_model, n_head=1, d_ff=d_ff))
+    mlp = MLP(course_config(n_embd=d_model, n_head=1, d_ff=d_ff))
     return filled(mlp, weights)(in_features)
 
 def run_scaled_dot_product_attention(Q, K, V, mask=None):
-    return model_module.scaled_dot_product_attention(Q, K, V, mask)
+    return scaled_dot_product_attention(Q, K, V, mask)
 
 def run_rope(d_k, theta, max_seq_len, in_query_or_key, token_positions):
     order = even_then_odd(d_k)
     cos, sin = course_angles(d_k, theta, token_positions)
     x = in_query_or_key[..., order]
-    turned = model_module.apply_rope(x, cos.squeeze(-2), sin.squeeze(-2))
+    turned = apply_rope(x, cos.squeeze(-2), sin.squeeze(-2))
     return turned[..., order.argsort()]
 
 def run_multihead_self_attention(d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight,
                                  in_features, angles=None):
     weights = {'q_proj.weight': q_proj_weight, 'k_proj.weight': k_proj_weight, 'v_proj.weight': v_proj_weight,
                'o_proj.weight': o_proj_weight}
-    attention = model_module.Attention(course_config(n_embd=d_model, n_head=num_heads))
+    attention = Attention(course_config(n_embd=d_model, n_head=num_heads))
     return filled(attention, weights, num_heads if angles else 0)(in_features, angles)
 
 def run_multihead_self_attention_with_rope(d_model, num_heads, max_seq_len, theta, q_proj_weight, k_proj_weight,
@@ -3274,7 +3256,7 @@ def run_transformer_block(d_model, num_heads, d_ff, max_seq_len, theta, weights,
     config = course_config(n_embd=d_model, n_head=num_heads, d_ff=d_ff)
     positions = torch.arange(in_features.size(1))
     angles = course_angles(d_model // num_heads, theta, positions)
-    block = filled(model_module.Block(config), weights, num_heads)
+    block = filled(Block(config), weights, num_heads)
     return block(in_features, angles)
 
 def run_transformer_lm(vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta, weights,
@@ -3330,23 +3312,18 @@ def run_load_checkpoint(src, model, optimizer):
 def get_adamw_cls():
     return CourseAdamW
 
-run_silu, run_softmax, run_cross_entropy = model_module.silu, model_module.softmax, model_module.cross_entropy
+run_silu, run_softmax, run_cross_entropy = silu, softmax, cross_entropy
 run_train_bpe, get_tokenizer = train_bpe, Tokenizer
 
 # and what it asks of them: each is compared with torch's functions, or with those before it
 
-def test_the_adapters_for_a_course_compute_its_functions():
-    x, w1, w3 = torch.randn(4, 8), *torch.randn(2, 12, 8)
-    near(run_linear(8, 12, w1, x), x @ w1.T, 1e-5)
-    y = (F.silu(x @ w1.T) * (x @ w3.T)) @ w1
-    near(run_swiglu(8, 12, w1, w1.T, w3, x), y, 1e-4)
-    # rope turns neighbours as complex numbers
+def test_the_adapter_for_rope_turns_neighbours_as_complex_numbers():
+    x = torch.randn(4, 8)
     positions = torch.tensor([3, 1, 4, 1])
     angles = positions[:, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)
     pairs = torch.view_as_complex(x.unflatten(-1, (4, 2)))
     turned = torch.view_as_real(pairs * torch.exp(1j * angles))
-    y = run_rope(8, 100.0, 16, x, positions)
-    near(y, turned.flatten(-2), 1e-5)
+    near(run_rope(8, 100.0, 16, x, positions), turned.flatten(-2), 1e-5)
 
 def test_the_adapters_for_a_course_compute_its_transformer():
     d, heads, d_ff, vocab = 24, 3, 64, 1100
@@ -3367,7 +3344,10 @@ def test_the_adapters_for_a_course_compute_its_transformer():
     near(run_multihead_self_attention(d, heads, *matrices, h), attend(0 * positions), 1e-4)
 
     y = x + y
-    y = y + run_swiglu(d, d_ff, w1, w1.T, w3, run_rmsnorm(d, 1e-5, ln2, y))
+    h = run_rmsnorm(d, 1e-5, ln2, y)
+    mlp = (F.silu(h @ w1.T) * (h @ w3.T)) @ w1
+    near(run_swiglu(d, d_ff, w1, w1.T, w3, h), mlp, 1e-4)
+    y = y + mlp
     names = 'attn.q_proj attn.k_proj attn.v_proj attn.output_proj ffn.w1 ffn.w2 ffn.w3 ln1 ln2'.split()
     weights = {f'{name}.weight': w for name, w in zip(names, [*matrices, w1, w1.T, w3, ln1, ln2])}
     near(run_transformer_block(d, heads, d_ff, 16, 100.0, weights, x), y, 1e-4)
