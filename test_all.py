@@ -133,7 +133,8 @@ def parts_of(text, size):
     return [text[i:i + size] for i in range(0, len(text), size)]
 
 def write(path, *documents):
-    """Writes a text of these documents."""
+    """Writes a text of these documents, into a new folder if need be."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(END_OF_TEXT.join(documents), encoding='utf-8', newline='')
 
 def write_corpus(path='corpus.txt', documents=30):
@@ -1476,7 +1477,6 @@ def write_forms(texts):
     for name, data in forms.items():
         with fsspec.open(name, 'wb', compression='infer') as file:
             file.write(data)
-    Path('f.d/.hidden').mkdir(parents=True)
     write('f.d/.hidden/x.txt', 'not for training')
     for i, text in enumerate(texts):
         write(f'f.d/{i:04d}.txt', text)
@@ -1547,7 +1547,6 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
         find()
     os.unlink('corpus.txt')                 # its tokens are enough
     assert find() == folder
-    Path('other').mkdir()
     write_corpus('other/corpus.txt')
     with user_error('was made with source = .*remove it'):
         find('other/corpus.txt')
@@ -1687,8 +1686,6 @@ def test_two_prepares_at_once_make_one_whole_folder():
     checked(Path('data/corpus-bpe1000'))
 
 def test_a_data_set_of_the_hub_is_downloaded_once_and_keeps_its_own_split(monkeypatch):
-    Path('dataset').mkdir()
-    Path('model').mkdir()
     for split in 'train', 'valid':
         write(f'dataset/TinyStoriesV2-GPT4-{split}.txt', 50 * f'A {split} story.\n{END_OF_TEXT}\n')
     vocab = byte_tokenizer().as_json()[1]['vocab']
@@ -2758,7 +2755,6 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does():
 
 def test_curves_of_several_runs_are_one_table_and_one_picture():
     for name, last in ('a', 3), ('b', 2.5):
-        os.mkdir(name)
         [log] = made_up(name, (5, 4, last)).logs
         write(f'{name}/log.jsonl', '\n'.join(map(json.dumps, log)))
     cells = table(run_bench('--what=curves --runs=a,b'))
