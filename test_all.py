@@ -2852,7 +2852,7 @@ def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
     ]
     drawn = {}
     monkeypatch.setattr('bench.read_arms', lambda: arms)
-    monkeypatch.setattr('bench.save_picture', lambda name, title, lines, *args, **settings: drawn.update(lines))
+    monkeypatch.setattr('bench.save_picture', lambda name, lines, *args, **settings: drawn.update(lines))
     run_bench('compare', seeds=0, picture=picture)
     assert drawn == want
 
