@@ -256,7 +256,7 @@ def print_help(others, knobs):
     """The docstring of the script, then its knobs, which stand above configure(), with the comments beside them."""
     script = sys.modules['__main__']
     print(inspect.getdoc(script), end='\n\n')
-    shown = set()
+    left = dict(knobs)          # each is shown once
     for space in [script, *others]:
         if space is not script:
             print(f'\n# of {space.__name__}')
@@ -264,7 +264,6 @@ def print_help(others, knobs):
         for heading, name, comment in KNOB.findall(text):
             if heading:
                 print(f'\n{heading}')
-            elif name in knobs.keys() - shown:
+            elif name in left:
                 comment = re.sub(r'\n *#', '\n' + ' ' * 34, comment)
-                print(f'  --{name}={knobs[name]!r}'.ljust(34), comment)
-                shown.add(name)
+                print(f'  --{name}={left.pop(name)!r}'.ljust(34), comment)
