@@ -21,7 +21,6 @@ card's peak in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 
 a discount for the causal mask. If the peak is not known, the measured rate of a large matmul stands in for it.
 """
 import math
-import os
 import re
 import subprocess
 import sys
@@ -29,11 +28,12 @@ import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from importlib import util
+from importlib import import_module, util
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ flop_budget = 0.0       # resources: FLOPs to spend on a model of the best size;
 runs = ''               # curves: folders, separated by commas; diagnose: one folder, or '' for the newest run
 arms = ''               # compare: 'name: arguments of train.py' for each arm, one a line or separated by ;
 seeds = 3               # compare: runs of each arm, with --seed and the seeds after it
-question = ''           # compare: the title of the picture
+question = ''           # the title of the picture
 picture = 'rows'        # compare: rows (one per arm), curves (losses by step), or a knob to draw the loss against
 # -----------------------------------------------------------------------------
 config = configure(globals(), train, prepare, GPTConfig)        # the knobs of train.py are in train.config, too
@@ -122,22 +122,22 @@ def measure(function, device):
         function()
     return median(seconds_of(function, device) for _ in range(steps))
 
-def print_table(*rows):
-    """Prints a Markdown table. Rows are lists of strings; the first is the header."""
+def print_table(rows):
+    """Prints a Markdown table. A row is a list of strings; the first is the header."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     head, *others = rows
     ruler = ['-' * width for width in widths]
     for row in (head, ruler, *others):
         print('|', ' | '.join(map(str.rjust, row, widths)), '|')
 
-def save_picture(name, title, lines, fmt, **settings):
+def save_picture(name, lines, fmt, **settings):
     """Draws {label: points of a line} into a file in out_dir. A point is (x, y), (x, y, dy) or (x, y, dy, dx)."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 5), layout='constrained')
     axis = figure.subplots()
     for label, points in lines.items():
         axis.errorbar(*zip(*points), fmt=fmt, capsize=3, label=label)
-    axis.set(title=title, **settings)
+    axis.set(title=question, **settings)
     if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out') / name
@@ -149,7 +149,7 @@ def save_picture(name, title, lines, fmt, **settings):
 # speed: a training step, what makes it fast, generation
 
 def make_step(c, device, dtype, compiled):
-    """-> a function that takes a training step of a new model; the optimizer"""
+    """-> a function that takes a training step of a new model"""
     model = build(c, device, dtype)
     optimizer = train.Optimizer(model)
     if compiled:
@@ -159,8 +159,7 @@ def make_step(c, device, dtype, compiled):
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
     batches = [random_batch(c, micro, device)] * grad_accum
     scaler = train.make_scaler(device, dtype)
-    step = partial(train.training_step, model, optimizer, scaler, batches, grad_accum, train.learning_rate)
-    return step, optimizer
+    return partial(train.training_step, model, optimizer, scaler, batches, grad_accum, train.learning_rate)
 
 def bench_train():
     """Milliseconds, tokens/s, share of the peak and memory of a step, and how long two known runs would take."""
@@ -171,7 +170,7 @@ def bench_train():
     train.connect(device, **train.config)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
-    step, optimizer = make_step(c, device, dtype, compiled)
+    step = make_step(c, device, dtype, compiled)
     seconds = measure(step, device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
@@ -181,7 +180,8 @@ def bench_train():
         most = torch.cuda.max_memory_allocated(device)
         print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
     if train.WORLD_SIZE > 1:
-        talk = measure(partial(dist.all_reduce, optimizer.g), device)
+        gradients = torch.zeros(model.num_params(), device=device)
+        talk = measure(partial(dist.all_reduce, gradients), device)
         print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
     if profile:
         with torch.profiler.profile() as found:
@@ -190,8 +190,6 @@ def bench_train():
         print(found.key_averages().table(sort_by=clock, row_limit=10))
     for name in ('train_tinystories', 'train_gpt2'):
         print_run(name, device, dtype)
-    if train.WORLD_SIZE > 1:
-        dist.destroy_process_group()
 
 def print_compute(achieved, device, dtype):
     """The FLOP/s of a step beside the peak of the device."""
@@ -216,10 +214,9 @@ def print_run(name, device, dtype):
     c = model_config(knobs)
     model = build(c, device, dtype)
     total = tokens_of(knobs)
-    at_once = 1024          # tokens
-    if 'cuda' in device:    # on a CPU compiling would take longer than the answer is worth
-        at_once = 4096
-        compiled = choose_compile(train.compile, device, total * model.flops_per_token())
+    at_once = 4096 if 'cuda' in device else 1024        # tokens
+    if 'cuda' in device:        # on a CPU compiling would take longer than the answer is worth
+        compiled = choose_compile(train.compile, device, math.inf)
         model = torch.compile(model, dynamic=False, disable=not compiled)
     x, y = random_batch(c, at_once // c.block_size, device)
     seconds = min(seconds_of(lambda: model(x, y).backward(), device) for _ in range(3))
@@ -236,10 +233,9 @@ def bench_ladder():
     rows = [('each with those before it', 'ms', 'tokens/s')]
     for name, attention, *how in rungs:
         c = replace(model_config(), attention=attention)
-        step, _ = make_step(c, device, *how)
-        seconds = measure(step, device)
+        seconds = measure(make_step(c, device, *how), device)
         rows.append((name, f'{1e3 * seconds:.1f}', f'{train.batch_size * c.block_size / seconds:,.0f}'))
-    print_table(*rows)
+    print_table(rows)
 
 def bench_sample():
     """Tokens per second of generation, and the share of the memory's bandwidth that reading the weights takes."""
@@ -305,7 +301,7 @@ def bench_formats():
         fraction = round(-math.log2(info.eps))
         rows.append((name, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
                      f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}'))
-    print_table(*rows)
+    print_table(rows)
 
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
@@ -314,7 +310,7 @@ def bench_toy():
     rows = [('rate', *[f'{rate:g}' for rate in TOY_RATES])]
     for name, rule in train.RULES.items():
         rows.append((name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES]))
-    print_table(*rows)
+    print_table(rows)
 
 def toy_loss(rule, rate):
     torch.manual_seed(train.seed)
@@ -409,8 +405,9 @@ def tokens_of(knobs):
 def print_parts(title, counts):
     """Prints counts by part, with their shares and their sum."""
     total = counts.total()
-    rows = [(part, f'{count:,}', f'{count / total:.1%}') for part, count in counts.items()]
-    print_table((title, '', ''), *rows, ('together', f'{total:,}', ''))
+    rows = [(title, '', '')]
+    rows += [(part, f'{count:,}', f'{count / total:.1%}') for part, count in counts.items()]
+    print_table([*rows, ('together', f'{total:,}', '')])
     print()
 
 # -----------------------------------------------------------------------------
@@ -433,8 +430,10 @@ def bench_tokenizer():
         for n in (10_000, 32_000):
             contest(f'train {n:,}', text,
                     ours=lambda: bpe.train_bpe(path, n, special),
-                    tokenizers=lambda: train_tokenizers(docs, n),
-                    rustbpe=lambda: train_rustbpe(docs, n))
+                    tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
+                        docs, n, show_progress=False),
+                    rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
+                        iter(docs), n, pattern=PATTERN))
         tok = bpe.Tokenizer(*bpe.train_bpe(path, n, special), special)
 
     ranks = {token: id for id, token in tok.vocab.items() if id != tok.eot}
@@ -447,7 +446,7 @@ def bench_tokenizer():
     contest('encode to lists', text,
             ours=lambda: encode_all(tok, docs),
             tiktoken=lambda: encode_all(tik, docs),
-            riptoken=lambda: encode_riptoken(ranks, docs))
+            riptoken=lambda: encode_all(import_module('riptoken').CoreBPE(ranks, {}, PATTERN), docs))
     contest('decode', text,
             ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
 
@@ -460,19 +459,7 @@ def contest(title, text, **contestants):
     rows = [(title, 'seconds', 'MB/s', 'times ours')]
     for name, seconds in zip(names, typical):
         rows.append((name, f'{seconds:.2f}', f'{size / seconds:.1f}', f'{seconds / typical[0]:.2f}'))
-    print_table(*rows)
-
-def train_tokenizers(docs, n):
-    import tokenizers
-    tokenizers.ByteLevelBPETokenizer().train_from_iterator(docs, n, show_progress=False)
-
-def train_rustbpe(docs, n):
-    import rustbpe
-    rustbpe.Tokenizer().train_from_iterator(iter(docs), n, pattern=PATTERN)
-
-def encode_riptoken(ranks, docs):
-    import riptoken
-    encode_all(riptoken.CoreBPE(ranks, {}, PATTERN), docs)
+    print_table(rows)
 
 def encode_anew(tok, text):
     tok.forget()
@@ -509,8 +496,7 @@ def bench_find_lr():
         losses[lr] = float(loss)
     best = min(losses, key=losses.get) / 3
     print(f'suggest | --learning_rate={best:.1e}, a third of the rate at which the loss was lowest')
-    save_picture('find_lr.png', 'How high may the learning rate be?', {'': losses.items()}, '-', xscale='log',
-                 xlabel='learning rate', ylabel='training loss')
+    save_picture('find_lr.png', {'': losses.items()}, '-', xscale='log', xlabel='learning rate', ylabel='training loss')
 
 def bench_diagnose():
     """Takes one more training step from a checkpoint, and prints what it shows about each layer."""
@@ -524,7 +510,7 @@ def bench_diagnose():
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
     rows = [(f'{i}', *[f'{x:.2g}' for x in layer.values()]) for i, layer in enumerate(layers)]
-    print_table(('layer', *layers[0]), *rows)
+    print_table([('layer', *layers[0]), *rows])
 
 def diagnose(model, optimizer, batch, lr):
     """
@@ -534,16 +520,15 @@ def diagnose(model, optimizer, batch, lr):
     """
     layers = model.model.layers
     weights = [parameters_to_vector(layer.parameters()).detach() for layer in layers]
-    seen, entropies, softmax = {}, [], F.softmax
-    # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
-    F.softmax = partial(note_softmax, entropies, softmax)
+    seen = {}
     hook = torch.nn.modules.module.register_module_forward_hook(partial(note_module, seen))
-    train.training_step(model, optimizer, UNSCALED, [batch], 1, lr)
+    # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
+    with patch.object(F, 'softmax', wraps=F.softmax) as softmax:
+        train.training_step(model, optimizer, UNSCALED, [batch], 1, lr)
     hook.remove()
-    F.softmax = softmax
 
     found = []
-    for layer, before, entropy in zip(layers, weights, entropies, strict=True):
+    for layer, before, call in zip(layers, weights, softmax.call_args_list, strict=True):
         _, output = seen[layer]
         units, _ = seen[layer.mlp.down_proj]
         dead = units.abs().amax((0, 1)) < 0.01 * rms(units)
@@ -551,7 +536,7 @@ def diagnose(model, optimizer, batch, lr):
         update = parameters_to_vector(layer.parameters()).detach() - before
         found.append({'activations': rms(output), 'gradients': rms(gradients),
                       'update / weights': rms(update) / rms(before), 'dead units': dead.float().mean(),
-                      'entropy': entropy})
+                      'entropy': spread_of_attention(call.args[0])})
     return found
 
 def rms(x):
@@ -560,12 +545,10 @@ def rms(x):
 def note_module(seen, module, inputs, output):
     seen[module] = inputs[0].detach(), output.detach()
 
-def note_softmax(entropies, softmax, scores, dim):
-    """Softmax that notes its mean entropy, as a share of the largest possible: 1 if attention is spread evenly."""
-    probs = softmax(scores, dim)
+def spread_of_attention(scores):
+    """The mean entropy of attention, as a share of the largest possible: 1 if it is spread evenly."""
     largest = torch.arange(1, scores.size(-1) + 1).log().mean()
-    entropies.append(torch.special.entr(probs.detach()).sum(-1).mean() / largest)
-    return probs
+    return torch.special.entr(scores.detach().softmax(-1)).sum(-1).mean() / largest
 
 # -----------------------------------------------------------------------------
 # experiments: every arm is a command of train.py, run with every seed
@@ -582,10 +565,10 @@ class Arm:
         """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
         folder = Path(train.out_dir or 'out', f'{short}-{seed}')
-        if not any('full_val_loss' in entry for entry in train.read_log(folder)):
+        if not train.points(train.read_log(folder), 'full_val_loss'):
             shared = [f'--{name}={x}' for name, x in train.config.items() if x != train.config.defaults[name]]
-            own = [f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
-            command = [sys.executable, HERE / 'train.py', *shared, *self.arguments, *own]
+            command = [sys.executable, HERE / 'train.py', *shared, *self.arguments, f'--seed={seed}',
+                       f'--out_dir={folder}', '--init_from=auto']
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode not in (0, 3):           # 3: diverged
                 raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')
@@ -628,11 +611,11 @@ def bench_compare():
             print(f'{arm.name}, seed {i + 1} of {seeds} | loss {arm.loss():.4f}', flush=True)
     print_results(found)
     if picture == 'rows':
-        save_rows(question, found)
+        save_rows(found)
     elif picture == 'curves':
-        save_curves(question, found)
+        save_curves(found)
     else:
-        save_knob(question, found)
+        save_knob(found)
     return found
 
 def bench_scaling():
@@ -647,7 +630,7 @@ def bench_curves():
         if not arm.values('loss'):
             raise UserError(f'there is no run in {arm.name!r}: give folders of runs, as --runs=out/a,out/b')
     print_results(found)
-    save_curves('How did the loss fall?', found)
+    save_curves(found)
 
 def print_results(found):
     """Prints how the runs ended. Runs that diverged, or have not ended yet, are not in the means."""
@@ -659,30 +642,30 @@ def print_results(found):
         ended = len(arm.values('full_val_loss'))
         rows.append((arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
                      f'{bpb:.3f}', f'{last:,}', f'{speed:,.0f}', f'{ended} of {len(arm.logs)}'))
-    print_table(*rows)
+    print_table(rows)
 
-def save_rows(title, found):
+def save_rows(found):
     """Draws a row for each arm, the best at the top: mean and spread."""
     ordered = sorted(found, key=Arm.loss, reverse=True)
     points = [(arm.height(), row, 0, arm.spread()) for row, arm in enumerate(ordered)]
     labels = [f'{arm.name}  {arm.loss():.3f}' for arm in ordered]
-    save_picture('curves.png', title, {'': points}, 'o', xlabel='validation loss', yticks=range(len(found)),
+    save_picture('curves.png', {'': points}, 'o', xlabel='validation loss', yticks=range(len(found)),
                  yticklabels=labels)
 
-def save_knob(title, found):
+def save_knob(found):
     """Draws the final loss against a knob. Arms with the same name up to its last comma share a line."""
     lines = {}
     for arm in sorted(found, key=lambda arm: arm.knobs[picture]):
         label, _, _ = arm.name.rpartition(', ')
         point = arm.knobs[picture], arm.height(), arm.spread()
         lines.setdefault(label, []).append(point)
-    save_picture('curves.png', title, lines, 'o-', xscale='log', xlabel=picture, ylabel='validation loss')
+    save_picture('curves.png', lines, 'o-', xscale='log', xlabel=picture, ylabel='validation loss')
 
-def save_curves(title, found):
+def save_curves(found):
     """Draws the training losses of the first seed of each arm."""
     lines = {arm.name: train.points(arm.logs[0], 'loss') for arm in found}
     top = 1.1 * found[0].values('loss')[0]
-    save_picture('curves.png', title, lines, '-', xlabel='step', ylabel='training loss', ylim=(0, top))
+    save_picture('curves.png', lines, '-', xlabel='step', ylabel='training loss', ylim=(0, top))
 
 def print_law(found):
     """Fits a law to the arms that ended with a loss. Raises UserError if they are too few."""
@@ -693,14 +676,14 @@ def print_law(found):
             points.append((N, tokens_of(arm.knobs), arm.loss()))
     if len(points) < 6:
         raise UserError(f'{len(points)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
-    E, A, alpha, B, beta, error = fit_law(*np.array(points).T)
+    error, E, A, alpha, B, beta = fit_law(*np.array(points).T)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
           f'(N weights of matmuls, D tokens; {len(points)} arms)')
 
 def fit_law(N, D, loss):
     """
     loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2). All pairs of exponents are tried; E, A and B
-    minimize the squares of the relative errors. -> E, A, alpha, B, beta, the error
+    minimize the squares of the relative errors. -> the error, E, A, alpha, B, beta
     """
     laws = []
     for alpha, beta in product(np.arange(0.02, 1.5, 0.02), repeat=2):
@@ -708,12 +691,12 @@ def fit_law(N, D, loss):
         E, A, B = np.linalg.lstsq(terms, np.ones(len(loss)))[0]
         error = np.square(terms @ (E, A, B) - 1).mean() ** 0.5
         if min(E, A, B) >= 0:
-            laws.append((E, A, alpha, B, beta, error))
-    return min(laws, key=lambda law: law[-1])
+            laws.append((error, E, A, alpha, B, beta))
+    return min(laws)
 
 def main():
     if train.RANK:
-        sys.stdout = open(os.devnull, 'w')
+        sys.stdout = None           # the others print nothing
     command = globals().get(f'bench_{what}')
     if not command:
         raise UserError(f'there is no --what={what}: python bench.py --help lists what there is')

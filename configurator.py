@@ -20,7 +20,9 @@ import json
 import math
 import os
 import re
+import runpy
 import sys
+from contextlib import suppress
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
@@ -34,7 +36,7 @@ FOREIGN = {
     'always_save_checkpoint': 'a checkpoint is saved at every evaluation, and the best is kept',
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
     'what': 'it is a knob of bench.py: run `python bench.py` with these arguments',
-    'arms': 'it is a knob of bench.py: run `python bench.py` with these arguments',
+    'question': 'it is a knob of bench.py: run `python bench.py` with these arguments',
 }
 
 # -----------------------------------------------------------------------------
@@ -135,7 +137,15 @@ class Knobs(dict):
 
     def read(self, arguments):
         """Sets knobs from arguments, left to right. Raises UserError."""
-        read_arguments(arguments, self)
+        for argument in arguments:
+            if argument.startswith('--'):
+                found = read_pair(argument, self)
+            elif argument.endswith('.py'):
+                found = run_file(argument, self)
+            else:
+                raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
+            self.update(found)
+            self.source.update(dict.fromkeys(found, argument))
         for home in self.homes:
             for name in home.keys() & self.keys():
                 home[name] = self[name]
@@ -153,7 +163,7 @@ def configure(script, *others, quiet=False):
     defaults = {}
     for space in reversed(spaces):      # the script's own come last and win
         for name, value in space.items():
-            if is_knob(name, value):
+            if name.islower() and not name.startswith('_') and type(value) in KINDS:
                 defaults[name] = value
     homes = [space for space in spaces if isinstance(space, dict)]      # not those of classes
     homes += [home['config'] for home in homes if 'config' in home]
@@ -173,27 +183,22 @@ def configure(script, *others, quiet=False):
             print(f'{name} = {knobs[name]!r}  ({argument})')
     return knobs
 
-def is_knob(name, value):
-    return name.islower() and not name.startswith('_') and type(value) in KINDS
-
-def read_arguments(arguments, knobs):
-    """Sets knobs in place from the arguments, left to right. Raises UserError."""
-    for argument in arguments:
-        if argument.startswith('--'):
-            name, equals, text = argument[2:].partition('=')
-            check_known(name, knobs, argument)
-            default = knobs.defaults[name]
-            if not equals and type(default) is bool:
-                text = 'True'           # a switch: --wandb_log
-            elif not equals:
-                raise UserError(f'{argument} needs a value: write --{name}=value')
-            found = {name: parse(name, text, default)}
-        elif argument.endswith('.py'):
-            found = run_file(argument, knobs)
-        else:
-            raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
-        knobs.update(found)
-        knobs.source.update(dict.fromkeys(found, argument))
+def read_pair(argument, knobs):
+    """What --name=text sets: --lr=1 -> {'lr': 1.0}. Raises UserError."""
+    name, equals, value = argument[2:].partition('=')
+    check_known(name, knobs, argument)
+    default = knobs.defaults[name]
+    kind = type(default)
+    if not equals and kind is bool:
+        value = True            # a switch: --wandb_log
+    elif not equals:
+        raise UserError(f'{argument} needs a value: write --{name}=value')
+    elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
+        value = value.lower() == 'true'
+    elif kind in (int, float):
+        with suppress(ValueError):      # if it is no number, fit() says so
+            value = kind(value)
+    return {name: fit(value, name, default, argument)}
 
 def check_known(name, knobs, where):
     if name in knobs:
@@ -204,21 +209,15 @@ def check_known(name, knobs, where):
     hint = f'did you mean {near[0]}? ' if near else ''
     raise UserError(f'{where}: there is no knob {name!r}: {hint}--help lists them')
 
-def parse(name, text, default):
-    """The text of --name=text as the type of the default: parse('lr', '1', 0.5) -> 1.0. Raises UserError."""
+def fit(value, name, default, where):
+    """A value as the type of the default: an int may become a float. Raises UserError."""
     kind = type(default)
-    if text.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
-        return text.lower() == 'true'
-    if kind is str:
-        return text
-    try:
-        if kind is int:
-            return int(text)
-        if kind is float and math.isfinite(float(text)):
-            return float(text)
-    except ValueError:
-        pass
-    raise UserError(f'--{name}={text}: {name} takes {KINDS[kind]}, such as --{name}={default}')
+    if kind is float and type(value) is int:
+        value = float(value)
+    finite = type(value) is not float or math.isfinite(value)
+    if not finite or (type(value) is not kind and not (default == 'auto' and type(value) is bool)):
+        raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {default!r}')
+    return value
 
 def run_file(path, knobs):
     """
@@ -230,55 +229,41 @@ def run_file(path, knobs):
         if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
             continue            # the file's own
         check_known(name, knobs, path)
-        default = knobs.defaults[name]
-        if type(default) is float and type(value) is int:
-            value = float(value)
-        finite = type(value) is not float or math.isfinite(value)
-        if not finite or (type(value) is not type(default) and not (default == 'auto' and type(value) is bool)):
-            raise UserError(f'{path}: {name} takes {KINDS[type(default)]}, such as {default!r}')
+        value = fit(value, name, knobs.defaults[name], path)
         if value != knobs[name]:
             changed[name] = value
     return changed
 
 def execute(path, knobs):
     """Runs a config file. -> its globals, which start out as the knobs. Raises UserError."""
+    if not os.path.isfile(path):
+        raise UserError(f'there is no config file {path}; `ls config` shows those of this project')
     try:
-        with open(path, 'rb') as f:
-            text = f.read()
-    except OSError as e:
-        raise UserError(f'cannot read the config file {path}: {e.strerror}; `ls config` shows those of this project')
-    names = dict(knobs, __file__=path)
-    try:
-        exec(compile(text, path, 'exec'), names)
+        return runpy.run_path(path, knobs)
     except Exception as e:          # whatever the file raises is a mistake in it
         lines = [getattr(e, 'lineno', 0) or 0]      # if it cannot be compiled; otherwise its last line that ran
         lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
         raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
-    return names
 
 def as_file(knobs):
     """The text of a config file that sets these knobs again."""
     return ''.join(f'{name} = {value!r}\n' for name, value in knobs.items())
 
+# a heading; or a knob, as `name = value  # comment`, or `name: type = value` in a dataclass. A comment may go on
+KNOB = re.compile(r'^(# [^-].*)|^ *([a-z]\w*)(?:: \w+)? = .*?(?:  # (.*(?:\n {8,}# .*)*))?$', re.M)
+
 def print_help(others, knobs):
-    """The docstring of the script, then its knobs with the comments beside them."""
+    """The docstring of the script, then its knobs, which stand above configure(), with the comments beside them."""
     script = sys.modules['__main__']
     print(inspect.getdoc(script), end='\n\n')
-    shown = set()
+    left = dict(knobs)          # each is shown once
     for space in [script, *others]:
         if space is not script:
             print(f'\n# of {space.__name__}')
-        text = inspect.getsource(space)
-        printing = False
-        # knobs stand above configure(globals()), as `name = value  # comment`, or `name: type = value` in a dataclass
-        for line in text.split('configure(')[0].splitlines():
-            knob = re.match(r'\s*([a-z]\w*)(?:: \w+)? = .*?(?:  # (.*))?$', line)
-            if knob:
-                printing = knob[1] in knobs.keys() - shown
-            if knob and printing:
-                print(f'  --{knob[1]}={knobs[knob[1]]!r}'.ljust(34), knob[2] or '')
-                shown.add(knob[1])
-            elif printing and re.match(r'\s{8,}# ', line):      # the comment goes on
-                print(' ' * 35 + line.strip()[2:])
-            elif printing and re.match(r'# (?!-)', line):       # a heading
-                print('\n' + line)
+        text, *_ = inspect.getsource(space).split('configure(')
+        for heading, name, comment in KNOB.findall(text):
+            if heading:
+                print(f'\n{heading}')
+            elif name in left:
+                comment = re.sub(r'\n *#', '\n' + ' ' * 34, comment)
+                print(f'  --{name}={left.pop(name)!r}'.ljust(34), comment)

@@ -73,7 +73,6 @@ def check_knobs(tokenizer, vocab_size):
 # -----------------------------------------------------------------------------
 # where the text comes from
 
-GITHUB = 'https://raw.githubusercontent.com/karpathy/'
 DATASETS = {    # a repo on the Hugging Face hub or a url; train, val: files; start: how train.py's sample text begins
     'python': dict(separator='', start='def'),
     'tinystories': dict(repo='roneneldan/TinyStories', train=['TinyStoriesV2-GPT4-train.txt'],
@@ -81,9 +80,11 @@ DATASETS = {    # a repo on the Hugging Face hub or a url; train, val: files; st
     'openwebtext': dict(repo='stanford-cs336/owt-sample', train=['owt_train.txt.gz'], val=['owt_valid.txt.gz']),
     'fineweb_edu': dict(repo='HuggingFaceFW/fineweb-edu', val_fraction=0.001,
                         train=[f'sample/10BT/{i:03d}_00000.parquet' for i in range(14)]),
-    'shakespeare': dict(url=GITHUB + 'char-rnn/master/data/tinyshakespeare/input.txt', train=['tinyshakespeare.txt'],
+    'shakespeare': dict(url='https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
+                        train=['tinyshakespeare.txt'],
                         sha256='86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'),
-    'names': dict(url=GITHUB + 'makemore/master/names.txt', train=['names.txt'], separator='\n',
+    'names': dict(url='https://raw.githubusercontent.com/karpathy/makemore/master/names.txt', train=['names.txt'],
+                  separator='\n',
                   sha256='0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d'),
 }
 DOWNLOADS = Path('data/downloads')
@@ -198,10 +199,10 @@ def read_file(path, separator):
 # the validation split, and batches (split, raw) of about BLOCK bytes. In raw, a byte 0xff, which UTF-8 never contains,
 # marks the end of a document
 
-def read_batches(files, val_files, separator, val_fraction):
-    """Yields all documents in batches. Without files for validation, it gets val_fraction of the documents."""
+def join_parts(parts):
+    """Joins (split, part of a text) to batches."""
     waiting = defaultdict(bytearray)
-    for split, part in split_documents(files, val_files, separator, val_fraction):
+    for split, part in parts:
         waiting[split] += part
         if len(waiting[split]) >= BLOCK:
             yield split, bytes(waiting.pop(split))
@@ -209,12 +210,13 @@ def read_batches(files, val_files, separator, val_fraction):
         yield split, bytes(rest)
 
 def split_documents(files, val_files, separator, val_fraction):
-    """Yields (split, part of the text), in order."""
+    """Yields (split, part of the text), in order. Without val_files, validation gets val_fraction of the documents."""
     docs = documents(files, separator)
     if val_files:
-        for split, texts in ('train', docs), ('val', documents(val_files, separator)):
-            for text in texts:
-                yield split, text + b'\xff'
+        for text in docs:
+            yield 'train', text + b'\xff'
+        for text in documents(val_files, separator):
+            yield 'val', text + b'\xff'
         return
     first = list(islice(docs, 1000))
     if len(first) < 20:
@@ -229,7 +231,7 @@ def split_documents(files, val_files, separator, val_fraction):
 
 def document_hash(text):
     """A number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), 'big') / 2 ** 64
+    return int(hashlib.blake2b(text, digest_size=8).hexdigest(), 16) / 2 ** 64
 
 def split_by_position(docs, val_fraction):
     """Holds out the end of the text for validation, as nanoGPT does."""
@@ -295,7 +297,7 @@ def encode_batch(tok, batch):
     size = len(raw) - ends
     lost = 0
     if hasattr(tok, 'unknown'):
-        lost = size - len(tok.decode_bytes(ids[(ids != tok.unknown) & (ids != tok.eot)]))
+        lost = size - len(tok.decode_bytes(ids[~np.isin(ids, (tok.unknown, tok.eot))]))
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost, tokens=len(ids))
 
 # -----------------------------------------------------------------------------
@@ -341,15 +343,15 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
 def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
     print(f'preparing {settings["source"]} -> {folder}')
-    read = partial(read_batches, files, val_files, settings['separator'], settings['val_fraction'])
-    tok = make_tokenizer(tokenizer, vocab_size, read())
+    read = partial(split_documents, files, val_files, settings['separator'], settings['val_fraction'])
+    tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
     new = folder.with_name(f'.{folder.name}.partial')
     shutil.rmtree(new, ignore_errors=True)          # left by a process that was killed
     new.mkdir()
     try:
-        meta.update(write_shards(new, tok, read()))
+        meta.update(write_shards(new, tok, join_parts(read())))
         meta['val'].update(compress(beginning(new, 'val', tok)))
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
@@ -410,9 +412,9 @@ def compare_tokenizers(folder):
     train = 'train', beginning(folder, 'train', own)        # a batch each
     val = 'val', beginning(folder, 'val', own)
     print('side by side on the beginning of val; char and word were learned from the beginning of train')
-    toks = {kind: make_tokenizer(kind, max(vocab_size, own.vocab_size), [train]) for kind in ('char', 'word', 'byte')}
-    if compare:
-        toks[compare] = open_tokenizer(compare)
+    size = max(vocab_size, own.vocab_size)
+    kinds = filter(None, ('char', 'word', 'byte', compare))
+    toks = {kind: make_tokenizer(kind, size, [train]) for kind in kinds}
     toks['this one'] = own
     for name, tok in toks.items():
         print(f'{name:14} | {len(tok.vocab):7,} tokens | {rate(encode_batch(tok, val)[2])}')
