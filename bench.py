@@ -151,7 +151,7 @@ def save_picture(name, lines, fmt, **settings):
 def make_step(c, device, dtype, compiled):
     """-> a function that takes a training step of a new model"""
     model = build(c, device, dtype)
-    optimizer = train.Optimizer(model)
+    optimizer = train.make_optimizer(model)
     if compiled:
         model = torch.compile(model, dynamic=False)
         optimizer.compile()
@@ -481,7 +481,7 @@ def bench_find_lr():
     device, dtype, _ = machine()
     _, meta, data, _ = train.open_data(train.tokenizer)
     model = build(train.model_config(vocab_size=meta['vocab_size']), device, dtype)
-    optimizer = train.Optimizer(model)
+    optimizer = train.make_optimizer(model)
     T = model.config.block_size
     micro = train.divide_batch(T, device)
     grad_accum = train.batch_size // micro
@@ -503,7 +503,7 @@ def bench_diagnose():
     folder = sample.find_checkpoint(runs)
     train.config.read([f'{folder.parent}/config.py'])
     model = load_model(folder, attention='naive')
-    optimizer = train.Optimizer(model)
+    optimizer = train.make_optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
     optimizer.muon_every = 1        # all matrices move, so that layers can be compared
     _, _, data, _ = train.open_data(train.tokenizer)

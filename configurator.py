@@ -137,15 +137,7 @@ class Knobs(dict):
 
     def read(self, arguments):
         """Sets knobs from arguments, left to right. Raises UserError."""
-        for argument in arguments:
-            if argument.startswith('--'):
-                found = read_pair(argument, self)
-            elif argument.endswith('.py'):
-                found = run_file(argument, self)
-            else:
-                raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
-            self.update(found)
-            self.source.update(dict.fromkeys(found, argument))
+        read_arguments(arguments, self)
         for home in self.homes:
             for name in home.keys() & self.keys():
                 home[name] = self[name]
@@ -182,6 +174,18 @@ def configure(script, *others, quiet=False):
         for name, argument in knobs.source.items():
             print(f'{name} = {knobs[name]!r}  ({argument})')
     return knobs
+
+def read_arguments(arguments, knobs):
+    """Sets knobs in place from the arguments, left to right. Raises UserError."""
+    for argument in arguments:
+        if argument.startswith('--'):
+            found = read_pair(argument, knobs)
+        elif argument.endswith('.py'):
+            found = run_file(argument, knobs)
+        else:
+            raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
+        knobs.update(found)
+        knobs.source.update(dict.fromkeys(found, argument))
 
 def read_pair(argument, knobs):
     """What --name=text sets: --lr=1 -> {'lr': 1.0}. Raises UserError."""

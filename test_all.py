@@ -124,7 +124,7 @@ def train_knobs(**knobs):
 
 def make_optimizer(model, rule, **knobs):
     with train_knobs(optimizer=rule, **knobs):
-        return train.Optimizer(model)
+        return train.make_optimizer(model)
 
 CODE = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py'))
 CODE = CODE.replace(END_OF_TEXT, '<end>')[:70_000]
@@ -2185,7 +2185,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
         monkeypatch.setattr('torch.cuda.mem_get_info', lambda place: (0.5 / len(x), 10.0))
         return torch.zeros(1, requires_grad=True)
 
-    fit = partial(train.fit_micro_batch, cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu')
+    fit = partial(train.fit_micro_batch, cramped, train.make_optimizer(small_gpt()), SomeIds(), 16, 'cpu')
     assert fit(8) == 2          # 4 leave too little
     monkeypatch.setattr('train.micro_batch_size', 4)       # as asked
     with user_error('smaller --micro_batch_size'):

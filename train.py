@@ -196,9 +196,9 @@ class Optimizer(torch.optim.Optimizer):
     clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. It is
     an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
     """
-    def __init__(self, model, groups=None):
-        params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.groups = groups or make_groups(params)
+    def __init__(self, model, groups, muon_every=1):
+        params = dict(model.named_parameters())
+        self.groups = groups
         self.muon_every = muon_every
         self.shapes = {}
         stop = 0
@@ -298,6 +298,11 @@ class Optimizer(torch.optim.Optimizer):
             if len(p):
                 self.muon(p, g, m, lr, group.decay, self.model.compute_dtype)
             start = stop
+
+def make_optimizer(model):
+    """The optimizer that the knobs ask for, of all weights that are not frozen."""
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return Optimizer(model, make_groups(params), muon_every)
 
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
@@ -931,7 +936,7 @@ def main():
         return
 
     # the optimizer, and how much goes through the model at once
-    opt = Optimizer(model)
+    opt = make_optimizer(model)
     scaler = make_scaler(place, type_)
     if resumed:
         restore(resumed, opt, state)
