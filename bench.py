@@ -324,7 +324,7 @@ def toy_loss(rule, rate):
 # -----------------------------------------------------------------------------
 # what a model costs, by arithmetic
 
-PARTS = 'bias', 'norm', 'embed_tokens', 'embed_positions', 'self_attn', 'mlp', 'lm_head'
+PARTS = 'bias', 'norm', 'embed_tokens', 'embed_positions', 'embed_values', 'self_attn', 'mlp', 'lm_head'
 
 def parameters(c):
     """Parameters by part, without the padding of the vocabulary. A tied head has none of its own."""
@@ -371,6 +371,8 @@ def memory(c, B, dtype):
                      'gradients of logits': tokens * 8 * c.vocab_size})
     if c.attention == 'naive':
         found['scores'] = tokens * L * c.n_head * c.block_size * (4 if w == 4 else 6)
+    if c.value_embeds:
+        found['values'] = tokens * w * (L + 1) // 2 * c.n_kv_head * (c.head_dim + 2)
     if w < 4:
         found['cast weights'] = w * (size['self_attn'] + size['mlp'] + C * c.vocab_size)
     return found

@@ -60,12 +60,13 @@ class GPTConfig:
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
-    tie_weights: bool = True        # lm_head is the embedding
+    tie_weights: bool = False       # lm_head is the embedding
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
     norm: str = 'rms'               # rms, layer, none
     norm_position: str = 'pre'      # pre, post
     position: str = 'rope'          # rope, learned (with GPT-2's initialization), none
     mlp: str = 'swiglu'             # swiglu, silu, gelu
+    value_embeds: bool = False      # every other layer looks up an embedding of each token for its values, too
     attention: str = 'flash'        # flash (torch's fused kernels), naive
 
     def __post_init__(self):
@@ -93,9 +94,9 @@ class GPTConfig:
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_kv_head=0, n_embd=768, head_dim=0, d_ff=0,
             rope_theta=10000.0, norm_eps=1e-5, bias=True, tie_weights=True, qk_norm=False, norm='layer',
-            norm_position='pre', position='learned', mlp='gelu')
+            norm_position='pre', position='learned', mlp='gelu', value_embeds=False)
 LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, norm_eps=1e-6, bias=False, tie_weights=False, qk_norm=False,
-             norm='rms', norm_position='pre', position='rope', mlp='swiglu')
+             norm='rms', norm_position='pre', position='rope', mlp='swiglu', value_embeds=False)
 
 # -----------------------------------------------------------------------------
 # functions, written out. The layers below call torch's own kernels for softmax, silu, gelu, cross_entropy and
@@ -233,6 +234,22 @@ def make_norm(config):
         return LayerNorm(config.n_embd, config.norm_eps, config.bias)
     return nn.Identity()
 
+class ValueEmbedding(nn.Module):
+    """
+    What a layer adds to its values: an embedding of each token (arXiv:2410.17897), times a gate for each head that
+    reads the first 12 channels (as in nanochat). x (B, T, C), idx (B, T) -> (B, T, nkv, hs)
+    """
+    def __init__(self, config):
+        super().__init__()
+        self.n_kv_head, self.channels = config.n_kv_head, min(12, config.n_embd)
+        self.embed_values = Embedding(config.vocab_size, config.n_kv_head * config.head_dim, 0.02)
+        self.gate_proj = Linear(self.channels, config.n_kv_head)
+
+    def forward(self, x, idx):
+        values = self.embed_values(idx).to(x.dtype).unflatten(-1, (self.n_kv_head, -1))
+        gate = 3 * torch.sigmoid(self.gate_proj(x[..., :self.channels]))
+        return gate[..., None] * values
+
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
         super().__init__()
@@ -246,16 +263,22 @@ class Attention(nn.Module):
         self.o_proj = Linear(self.n_head * self.hs, C, bias)
         norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(), norm()
+        # in the last layer and every other one before it
+        has_values = config.value_embeds and (config.n_layer - layer) % 2 == 1
+        self.value_embed = ValueEmbedding(config) if has_values else None
 
-    def forward(self, x, angles, mask=None, fused=True, cache=None, positions=None, decode=False):
+    def forward(self, x, angles, mask=None, fused=True, cache=None, positions=None, decode=False, idx=None):
         """
         x (B, T, C); angles: of rope, or None; mask (..., T, S): True where a query may look; fused: by torch's kernels,
-        for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache.
+        for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache;
+        idx (B, T): the tokens, for value embeddings.
         """
         B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
         k = self.k_norm(self.k_proj(x).view(B, T, self.n_kv_head, self.hs))
         v = self.v_proj(x).view(B, T, self.n_kv_head, self.hs)
+        if self.value_embed is not None:
+            v = v + self.value_embed(x, idx)
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)
         if cache is not None:
@@ -352,7 +375,7 @@ class GPT(nn.Module):
         # of it is 1 + vocab_size / 12 at most, so the loss starts about log(1 + 1/12) above log(vocab_size)
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
-            embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 1.0),
+            embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 0.5),
             layers=nn.ModuleList([Block(config, i) for i in range(config.n_layer)]),
             norm=make_norm(config) if config.norm_position == 'pre' else nn.Identity()))
         if config.position == 'learned':
@@ -368,8 +391,9 @@ class GPT(nn.Module):
         draw that column themselves; this function sets the zeros, and all of the second.
 
             position =                  rope or none                 learned, as in GPT-2
-            embed_tokens                1, or tied_std if tied       0.02
+            embed_tokens                0.5, or tied_std if tied     0.02
             embed_positions             -                            0.02
+            embed_values                0.02                         0.02
             lm_head, if not tied        sqrt(2 / (d_in + d_out))     0.02
             q, k, v, gate, up_proj      sqrt(2 / (d_in + d_out))     0.02
             o_proj, down_proj           0: blocks add nothing        0.02 / sqrt(2 n_layer)
@@ -425,7 +449,7 @@ class GPT(nn.Module):
         if self.config.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
             angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
         for layer in self.model.layers:
-            x = layer(x, angles, mask, fused, cache, positions, decode)
+            x = layer(x, angles, mask, fused, cache, positions, decode, idx)
 
         if decode:
             cache.lengths += 1
@@ -660,9 +684,9 @@ GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
 )
-# model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
 TRAINING_FIELDS = 'dropout', 'attention'        # which are no part of what a model is
 
+# model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
 FAMILIES = dict(
     llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA),
     qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True)),

@@ -2,4 +2,4 @@
 # and both have the same learning rate and weight decay.
 optimizer = 'muon'
 muon_every = 1
-adamw_scale = 1.0
+adamw_scale = embed_scale = 1.0
