@@ -83,7 +83,8 @@ def machine(flops=math.inf, generates=False):
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
-    dtype = choose_dtype(train.dtype, device, packed=generates and not compiled)
+    dtype = choose_dtype(train.dtype, device, packed=generates and not compiled,
+                         one_row=generates and compiled and samples == 1)
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 

@@ -1377,6 +1377,8 @@ cpu | AuthenticAMD avx2 | float32
 cpu | AuthenticAMD avx512_bf16 FBGEMM packed | float16
 cpu | AuthenticAMD avx512_bf16 packed | bfloat16
 cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
+cpu | AuthenticAMD avx2 FBGEMM one_row | bfloat16
+cpu | other one_row | float32
 '''
 
 @parametrize('place, there, want', rows(TYPES))
@@ -1386,8 +1388,9 @@ def test_a_type_is_used_only_where_it_is_fast(place, there, want, monkeypatch):
     monkeypatch.setattr('model.can_pack', lambda place: 'FBGEMM' in there)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: 'bfloat16' in there)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    assert choose_dtype('auto', place, 'packed' in there) == want
-    assert choose_dtype('float32', place, 'packed' in there) == 'float32'
+    how = dict(packed='packed' in there, one_row='one_row' in there)
+    assert choose_dtype('auto', place, **how) == want
+    assert choose_dtype('float32', place, **how) == 'float32'
     assert not has_fast_bfloat16('missing')
 
 # a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
@@ -1416,6 +1419,9 @@ def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypat
         (tmp_path / 'Python.h').touch()
     assert choose_compile('auto', place, flops=1e18) == (can == 'yes')
     assert not choose_compile('auto', place, flops=1e12)
+    for fast in True, False:        # a chip without fast bfloat16 gains from it sooner
+        monkeypatch.setattr('model.has_fast_bfloat16', lambda: fast)
+        assert choose_compile('auto', place, flops=2e13) == (can == 'yes' and place == 'cpu' and not fast)
     if can == 'yes':
         assert choose_compile(True, place)
     else:
