@@ -57,6 +57,7 @@ class GPTConfig:
     head_dim: int = 0               # size of a query, key or value; 0: n_embd / n_head
     d_ff: int = 0                   # width inside the MLP; 0: for swiglu 8/3 n_embd, in multiples of 64; else 4 n_embd
     rope_theta: float = 10000.0
+    rope_factor: float = 1.0        # how many times slower slow rotations are (8 in Llama 3.1, 32 in 3.2)
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
@@ -93,10 +94,10 @@ class GPTConfig:
 
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
 GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_kv_head=0, n_embd=768, head_dim=0, d_ff=0,
-            rope_theta=10000.0, norm_eps=1e-5, bias=True, tie_weights=True, qk_norm=False, norm='layer',
-            norm_position='pre', position='learned', mlp='gelu', value_embeds=False)
-LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, norm_eps=1e-6, bias=False, tie_weights=False, qk_norm=False,
-             norm='rms', norm_position='pre', position='rope', mlp='swiglu', value_embeds=False)
+            rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-5, bias=True, tie_weights=True, qk_norm=False,
+            norm='layer', norm_position='pre', position='learned', mlp='gelu', value_embeds=False)
+LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-6, bias=False, tie_weights=False,
+             qk_norm=False, norm='rms', norm_position='pre', position='rope', mlp='swiglu', value_embeds=False)
 
 # -----------------------------------------------------------------------------
 # functions, written out. The layers below call torch's own kernels for softmax, silu, gelu, cross_entropy and
@@ -153,10 +154,24 @@ def fused_attention(q, k, v, mask=None, dropout=0.0):
     y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
     return y.to(dtype)
 
-def rope_angles(positions, hs, theta):
-    """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs)."""
+LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+def rope_slowdown(freqs, factor):
+    """
+    What Llama 3.1, to read longer texts, multiplies rope's frequencies by: 1 where a pair turns 4 times or more in a
+    context of 8,192, 1 / factor where it does not turn once.
+    """
+    low, high, context = LLAMA3.values()
+    turns = freqs * context / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept + (1 - kept) / factor
+
+def rope_angles(positions, hs, theta, factor=1.0):
+    """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs); factor: as in rope_slowdown."""
     exponents = torch.arange(0, hs, 2, device=positions.device).float() / hs
     freqs = theta ** -exponents
+    if factor != 1:
+        freqs = freqs * rope_slowdown(freqs, factor)
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
@@ -420,7 +435,8 @@ class GPT(nn.Module):
         # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
         if self.config.position == 'rope' and not self.lm_head.weight.is_meta:
             positions = torch.arange(self.config.block_size)
-            tables = rope_angles(positions, self.config.head_dim, self.config.rope_theta)     # (block_size, hs/2) each
+            c = self.config
+            tables = rope_angles(positions, c.head_dim, c.rope_theta, c.rope_factor)      # (block_size, hs/2) each
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
@@ -680,7 +696,7 @@ def weights_on_disk(model):
 LLAMA_KEYS = dict(
     vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='max_position_embeddings',
     n_layer='num_hidden_layers', n_head='num_attention_heads', n_kv_head='num_key_value_heads',
-    n_embd='hidden_size', head_dim='head_dim', d_ff='intermediate_size', rope_theta='rope_theta',
+    n_embd='hidden_size', head_dim='head_dim', d_ff='intermediate_size', rope_theta='rope_theta', rope_factor='factor',
     norm_eps='rms_norm_eps',
 )
 GPT2_KEYS = dict(
@@ -722,7 +738,10 @@ def export_config(config, kind, eot=None):
     if kind == 'gpt2':
         d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
     else:
-        d.update(rope_parameters=dict(rope_type='default', rope_theta=config.rope_theta))
+        rope = dict(rope_type='default', rope_theta=config.rope_theta)
+        if d.pop('factor') != 1:
+            rope.update(LLAMA3, rope_type='llama3', factor=config.rope_factor)
+        d.update(rope_parameters=rope)
     return d
 
 def import_config(d):
@@ -735,7 +754,10 @@ def import_config(d):
     _, keys, fields = FAMILIES[kind]
     rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
     d = {**d, 'rope_type': rope.get('type'), **rope}      # older files say type
-    for name, value in dict(fixed(d), rope_type='default').items():
+    wanted = dict(fixed(d), rope_type='default')
+    if d['rope_type'] == 'llama3':
+        wanted.update(LLAMA3, rope_type='llama3')
+    for name, value in wanted.items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}: use another model')
     found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
@@ -754,7 +776,7 @@ def find_folder(name, say=print):
     # config.json first: a model that is not supported is refused before its weights are downloaded
     folder = download(name, ['*.json'])
     import_config(read_json(folder / 'config.json'))
-    return download(name, ['*.json', 'model*.safetensors'])
+    return download(name, ['*.json', '*.jinja', 'model*.safetensors'])
 
 def download(name, patterns):
     """Files of a model on the Hugging Face hub -> their folder. Raises UserError."""
@@ -806,12 +828,24 @@ def load_model(folder, **overrides):
 # checkpoints: a folder, written under another name and renamed once it is complete
 
 MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
+# what belongs to a model besides its weights: how it reads, which ids end a text, how a chat is written
+KEPT = 'tokenizer*', 'vocab.json', 'merges.txt', '*_tokens*.json', 'generation_config.json', 'chat_template*'
+KEPT_IDS = 'bos_token_id', 'eos_token_id', 'pad_token_id'
 
-def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=''):
+def keep_from(folder):
+    """What a model trained further keeps of the folder it came from: {file: bytes}, {id in config.json: value}"""
+    if not folder:
+        return {}, {}
+    config = read_json(folder / 'config.json')
+    files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
+    return files, {name: config[name] for name in KEPT_IDS if name in config}
+
+def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept=({}, {})):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
     README.md (card) and the sha256 of every file; for resuming, also training.json (a dict) and training.safetensors (a
-    dict of tensors). It gets its name only when all of it is on the disk. Raises UserError if it cannot be written.
+    dict of tensors). kept: from keep_from. It gets its name only when all of it is on the disk. Raises UserError if it
+    cannot be written.
     """
     folder = Path(folder)
     unfinished = folder.with_name(f'.{folder.name}.partial')
@@ -820,7 +854,8 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         unfinished.mkdir(parents=True)
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', metadata={'format': 'pt'})
         save_file(tensors, unfinished / 'training.safetensors', metadata={'format': 'pt'})
-        files = {'config.json': export_config(model.config, family(model.config), eot),
+        kept_files, ids = kept
+        files = {'config.json': export_config(model.config, family(model.config), eot) | ids,
                  'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot),
                  'training.json': training}
         if Path(tokenizer_path).exists():
@@ -833,6 +868,8 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1))
+        for name, content in kept_files.items():
+            (unfinished / name).write_bytes(content)
         for path in unfinished.glob('*.safetensors'):       # safetensors lets only their owner read them
             shutil.copymode(unfinished / 'config.json', path)
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
@@ -895,7 +932,8 @@ def write_gguf(path, model, tok, stop, type_):
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
         raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
-                        'BPE with the pattern of GPT-2 or GPT-4')
+                        'BPE with the pattern of GPT-2 or GPT-4. for the tokenizers of others, give the checkpoint to '
+                        "llama.cpp's convert_hf_to_gguf.py")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
@@ -905,6 +943,9 @@ def write_gguf(path, model, tok, stop, type_):
 
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
+    if c.rope_factor != 1:
+        freqs = c.rope_theta ** -(torch.arange(0, c.head_dim, 2) / c.head_dim)
+        w.add_tensor('rope_freqs.weight', (1 / rope_slowdown(freqs, c.rope_factor)).numpy())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
     for name, x in weights_of_llama_cpp(model, kind):
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']

@@ -11,6 +11,8 @@ It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.
 vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py prepares missing data by
 itself.
 """
+import codecs
+import csv
 import gzip
 import hashlib
 import io
@@ -40,6 +42,7 @@ from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, W
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
+val_dataset = ''            # the path of the text for validation; '': some of dataset
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
 vocab_size = 4096           # of bpe (257 or more) and word (3 or more), special tokens included
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
@@ -99,7 +102,9 @@ def find_source(dataset):
         files = standard_library()
         source = f'Python {sys.version.split()[0]}'
     elif not known:
-        files = own_files(dataset)
+        files, val_files = split_by_name(own_files(dataset))
+        if val_dataset:
+            val_files = own_files(val_dataset)
         # relative if inside this folder, so that a project can be moved with its data
         source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     settings = dict(
@@ -107,7 +112,7 @@ def find_source(dataset):
         source_bytes=0 if known else sum(path.stat().st_size for path in files),
         val_fraction=0.0 if val_files else val_fraction or known.get('val_fraction', 0.1),
         separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line makes line breaks hard
-        text_field=text_field, pattern=pattern)
+        text_field=text_field, pattern=pattern, val_dataset=val_dataset)
     return settings, files, val_files
 
 def standard_library():
@@ -118,11 +123,32 @@ def standard_library():
     return sorted(files, key=Path.as_posix)
 
 def own_files(dataset):
-    """The file at a path, or all files in the folder there that are not hidden; none if there is neither."""
+    """
+    The file at a path, or the files in the folder there that are not hidden; only its .parquet and .jsonl, if it has
+    some (as on the Hugging Face hub, with a README.md about them). None if there is neither.
+    """
     if os.path.isfile(dataset):
         return [Path(dataset)]
     found = sorted(Path(dataset).rglob('*'))
-    return [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
+    found = [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
+    tables = [path for path in found if {'.parquet', '.jsonl'} & {*path.suffixes}]
+    return tables or found
+
+def split_by_name(files):
+    """-> the files for training and for validation, if the names of tables say so; else all, and none"""
+    train, val = ([path for path in files if path.name.startswith(split)] for split in ('train', 'val'))
+    if train and {'.parquet', '.jsonl'} & {*train[0].suffixes}:     # what begins with test is neither
+        return train, val
+    return files, []
+
+def is_text(path):
+    """Whether a file begins as UTF-8, or is of a format that is read in another way."""
+    if path.suffix in ('.gz', '.xz', '.zst', '.parquet'):
+        return True
+    with open(path, 'rb') as file, suppress(UnicodeDecodeError):
+        codecs.getincrementaldecoder('utf-8')().decode(file.read(4096))     # may end within a character
+        return True
+    return False
 
 def joint_sha256(shas):
     """One sha256 that stands for several, in order."""
@@ -167,14 +193,14 @@ def documents(files, separator):
     for path in files:
         try:
             # if each file is one document, the separator is NUL: a file that contains one is cut there
-            yield from filter(bytes.strip, read_file(path, separator or '\0'))
+            yield from filter(bytes.strip, read_file(path, separator or '\0', alone=len(files) == 1))
         except UserError:
             raise
         except Exception as e:      # every format has errors of its own
             raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); check the file and --text_field; .parquet '
                             f'needs `pip install pyarrow`, .zst `pip install backports.zstd`')
 
-def read_file(path, separator):
+def read_file(path, separator, alone):
     if path.suffix == '.parquet':
         import pyarrow.parquet
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=[text_field]):
@@ -182,10 +208,16 @@ def read_file(path, separator):
                 yield (text or '').encode()
         return
     with fsspec.open(path, compression='zstd' if path.suffix == '.zst' else 'infer') as file:
-        if '.jsonl' in path.suffixes:
-            for line in filter(bytes.strip, file):
-                yield json.loads(line)[text_field].encode()
+        rows = read_rows(path, file, alone)
+        if rows is not None:
+            for i, row in enumerate(rows, 1):
+                if not isinstance(row.get(text_field), str):
+                    raise UserError(f'{path}, row {i}: {text_field} is {row.get(text_field)!r}, and its fields are '
+                                    f'{", ".join(row)}: give --text_field, or leave the row out')
+                yield row[text_field].encode()
             return
+        if file.read(3) != codecs.BOM_UTF8:
+            file.seek(0)
         parts = []
         for block in read_blocks(file, path, [separator]):
             first, *others = block.split(separator.encode())
@@ -194,6 +226,17 @@ def read_file(path, separator):
                 yield b''.join(parts)
                 parts = [text]
         yield b''.join(parts)
+
+def read_rows(path, file, alone):
+    """The rows of a table, as dicts; None if it is text, as are .json and .csv in a folder."""
+    if '.jsonl' in path.suffixes:
+        return map(json.loads, filter(bytes.strip, file))
+    if alone and '.json' in path.suffixes:
+        return json.load(file)
+    if alone and '.csv' in path.suffixes:
+        csv.field_size_limit(1 << 30)       # of a text, in characters; 131,072 is the default
+        return csv.DictReader(io.TextIOWrapper(file, 'utf-8-sig', newline=''))
+    return None
 
 # -----------------------------------------------------------------------------
 # the validation split, and batches (split, raw) of about BLOCK bytes. In raw, a byte 0xff, which UTF-8 never contains,
@@ -293,6 +336,8 @@ def encode_batch(tok, batch):
     """A batch -> its split, its ids, and counts for meta.json; unknown_bytes are the bytes of words that tok lacks."""
     split, raw = batch
     ids = tok.encode_bytes(raw, tok.eot)
+    for id in reversed(tok.opening):        # of the next document; that of the first is added by write_shards
+        ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
     ends = raw.count(b'\xff')
     size = len(raw) - ends
     lost = 0
@@ -335,14 +380,18 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     elif meta.get('source_time', written) != written:       # perhaps another text of the same size
         settings['source_sha256'] = joint_sha256(map(file_sha256, files))
     for key, value in settings.items():
-        if meta.get(key) != value:
+        if meta.get(key, '') != value:
             raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '
-                            f'again, or train on it as it is with --dataset={folder}')
+                            f'again, rename the text, or train on it as it is with --dataset={folder}')
     return folder
 
 def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
     print(f'preparing {settings["source"]} -> {folder}')
+    if len(files) > 1:
+        found, files = files, list(filter(is_text, files))
+        if files != found:
+            print(f'{len(found) - len(files)} files are left out, which are not UTF-8')
     read = partial(split_documents, files, val_files, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
@@ -369,6 +418,9 @@ def write_shards(folder, tok, batches):
     seen = np.zeros(tok.vocab_size, bool)       # which ids are in train
     for split, ids, counts in in_parallel(partial(encode_batch, tok), batches):
         start = meta[split]['tokens']
+        if start == 0:
+            ids = np.append(np.array(tok.opening, ids.dtype), ids)
+            counts['tokens'] = len(ids)
         cuts = range(shard_tokens - start % shard_tokens, len(ids), shard_tokens)
         for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
             with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:

@@ -69,10 +69,11 @@ def draw(probs, ids, u):
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
 @torch.no_grad()
-def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0, step=None, **sampling):
+def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, step=None, **sampling):
     """
     Continues a batch of prompts, lists of ids that may differ in length -> yields a list of one id for each text,
-    max_new_tokens times or until every text has had the token `stop` (a text that has had it gets `stop` again).
+    max_new_tokens times or until every text has ended. stop: the ids that end a text, which from then on gets the first
+    of them, whichever it was.
 
     Text i depends on its prompt and seed + i alone. When a context is full, its last half goes through the
     model again. Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the
@@ -84,6 +85,7 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
     texts = [list(prompt)[-block_size:] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)]
     u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
+    ends = torch.tensor(stop, device=place)
     ended = torch.zeros(B, dtype=torch.bool, device=place)
     size = min(block_size, max(map(len, texts)) + max_new_tokens)
     cache = KVCache(model, B, size)
@@ -99,12 +101,12 @@ def generate(model, prompts, max_new_tokens, stop=None, vocab_size=None, seed=0,
         else:
             logits = step(new[:, None], cache=cache, decode=True)[:, 0]
         new = draw(*next_token_probs(logits[:, :vocab_size], **sampling), u[i])
-        if stop is not None:
-            new = torch.where(ended, stop, new)
-            ended |= new == stop
+        if len(ends):
+            ended |= torch.isin(new, ends)
+            new = torch.where(ended, ends[0], new)
         ids = new.tolist()
         yield ids
-        if set(ids) == {stop}:
+        if set(ids) == set(stop[:1]):
             return
         for text, id in zip(texts, ids):
             text.append(id)
@@ -140,21 +142,22 @@ def prepare_model(model, place, type_, compiled, rows):
 def prompt_ids(tok, prompt, stop):
     """
     The ids that a text begins with: those that open each text for this tokenizer (Llama's <s>; none in ours), which are
-    never shown, then those of the user's prompt. If there are none, the stop id: a new text begins after it.
+    never shown, then those of the user's prompt. If there are none, the first of `stop`: a new text begins after it.
     """
     ids = tok.opening + tok.encode(prompt)
-    return ids if ids else [stop or 0]
+    return ids or stop[:1] or [0]
 
 def texts_of(steps, tok, stop):
     """The texts that generate's steps make, without their ends."""
-    return [tok.decode([id for id in ids if id != stop]) for ids in zip(*steps)]
+    return [tok.decode([id for id in ids if id not in stop]) for ids in zip(*steps)]
 
 def peek(model, tok, start, num_samples, max_new_tokens, seed):
     """Some texts of a model in training, for a person to look at."""
     model.eval()
-    prompts = [prompt_ids(tok, start, tok.eot)] * num_samples
-    steps = generate(model, prompts, max_new_tokens, tok.eot, tok.vocab_size, seed, temperature=0.8)
-    texts = texts_of(steps, tok, tok.eot)
+    stop = [] if tok.eot is None else [tok.eot]
+    prompts = [prompt_ids(tok, start, stop)] * num_samples
+    steps = generate(model, prompts, max_new_tokens, stop, tok.vocab_size, seed, temperature=0.8)
+    texts = texts_of(steps, tok, stop)
     model.train()
     return [start + text for text in texts]
 
@@ -179,10 +182,11 @@ def read_prompt(start):
         raise UserError(f'cannot read the prompt {start[5:]}: {e}; check the path')
 
 def find_stop(folder, tok):
-    """The id that ends a text: from config.json, else the tokenizer's, which may be None."""
+    """The ids that end a text: those of config.json, one or a list, else the tokenizer's; perhaps none."""
     stop = read_json(folder / 'config.json').get('eos_token_id')
-    stop = stop[0] if isinstance(stop, list) else stop
-    return tok.eot if stop is None else stop
+    stop = tok.eot if stop is None else stop
+    stop = stop if isinstance(stop, list) else [stop]
+    return [id for id in stop if id is not None]
 
 def say(text):          # to standard error: standard output is the text alone
     print(text, file=sys.stderr)
@@ -202,8 +206,8 @@ def print_texts(run, tok, prompt, stop):
     began = time.perf_counter()
     for ids in run():
         steps.append(ids)
-        count += sum(id != stop for id in ids)
-        if ids[0] != stop:
+        count += sum(id not in stop for id in ids)
+        if ids[0] not in stop:
             print(decoder.decode(tok.decode_bytes(ids[:1])), end='', flush=True)
     seconds = time.perf_counter() - began
     print(decoder.decode(b'', True))
@@ -225,13 +229,15 @@ def main():
     if gguf:
         type_ = choose_dtype('float16' if dtype == 'auto' else dtype, place)
         try:
-            write_gguf(gguf, model, tok, stop, type_)
+            write_gguf(gguf, model, tok, stop[0] if stop else None, type_)
         except OSError as e:
             raise UserError(f'cannot write {gguf} ({e}); give another path')
         say(f'wrote {gguf}: {model.num_params():,} parameters, {type_}')
         return
     prompt = read_prompt(start)
     ids = prompt_ids(tok, prompt, stop)
+    if len(ids) > model.config.block_size:
+        say(f'the prompt has {len(ids)} tokens: only the last {model.config.block_size}, the context, are read')
     step = prepare_model(model, place, type_, compiled, num_samples)
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,

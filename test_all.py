@@ -6,6 +6,7 @@ sample, bench, and then everything from end to end. A test compares with somethi
 transformers, the plain form, a file on disk) or checks a property that has to hold.
 """
 import copy
+import csv
 import gzip
 import hashlib
 import importlib
@@ -54,9 +55,10 @@ import sample
 import train
 from configurator import Knobs, UserError, read_json
 from model import (COMPILE_FROM, FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
-                   KVCache, Linear, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
-                   cross_entropy, find_folder, fused_attention, gelu, has_fast_bfloat16, load_file, load_model,
-                   newest_whole, remove_checkpoint, rope_angles, save_checkpoint, save_file,
+                   KVCache, Linear, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
+                   choose_dtype, cross_entropy, export_config, find_folder, fused_attention, gelu, has_fast_bfloat16,
+                   load_file, load_model,
+                   newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint, save_file,
                    scaled_dot_product_attention, silu, softmax, write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
@@ -713,6 +715,7 @@ SETTINGS = {
     'qwen3 gqa': dict(n_kv_head=2, head_dim=24),
     'llama': dict(qk_norm=False, rope_theta=500.0, tie_weights=True),
     'llama mqa': dict(qk_norm=False, n_kv_head=1, bias=True),
+    'llama scaled': dict(qk_norm=False, rope_theta=1e6, rope_factor=8.0),
     'gpt2': {**GPT2, **SMALL},
     'no norm': dict(norm='none'),
     'post-norm': dict(norm_position='post'),
@@ -1029,7 +1032,7 @@ def same_logits(ours, theirs):
     idx = random_ids(2, ours.config.block_size)
     close(ours(idx), theirs(idx).logits)
 
-@parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
+@parametrize('name', ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
 def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     from transformers import AutoModelForCausalLM
     model = small_gpt(name)
@@ -1081,6 +1084,16 @@ def test_a_llama_of_an_older_transformers_keeps_its_rope_theta():
     change(Path('theirs/config.json'), '"rope_parameters"', '"rope_theta": 500.0, "unknown"')
     same_logits(load_model('theirs'), theirs)
 
+def test_the_scaled_rope_of_llama_3_is_that_of_transformers():
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    config = export_config(GPTConfig(head_dim=64, rope_theta=5e5, rope_factor=8.0, qk_norm=False), 'llama')
+    positions = torch.tensor([0, 5, 2048, 8191, 8192, 100_000])
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**config))(torch.zeros(1), positions[None])
+    for table, want in zip(rope_angles(positions, 64, 5e5, 8.0), theirs):
+        error = (table - want[0, :, :32]).abs().amax(1)
+        assert (error <= 1e-6 + 1e-7 * positions).all()         # angles are as large as positions
+
 def test_gpt2_loads_as_the_hub_has_it():
     theirs = save_theirs('GPT2')
     theirs.transformer.save_pretrained('theirs')            # without a head, names have no prefix
@@ -1129,6 +1142,10 @@ def weights_of_gguf(reader, kind, c):
     heads = dict(attn_q=c.n_head, attn_k=c.n_kv_head) if kind == 'llama' else {}
     for tensor in reader.tensors:
         x = torch.tensor(tensor.data)
+        if tensor.name == 'rope_freqs.weight':
+            freqs = c.rope_theta ** -(torch.arange(0, c.head_dim, 2) / c.head_dim)
+            close(1 / x, rope_slowdown(freqs, c.rope_factor))
+            continue
         name = tensor.name.replace('blk', 'model.layers')
         part = name.split('.')[-2]
         name = name.replace(f'{part}.', f'{ours[part]}.')
@@ -1145,7 +1162,7 @@ def weights_of_gguf(reader, kind, c):
 def small_bpe():
     return some_tokenizer('gpt2', 'it was a cat, it was a hat, and that was that. ' * 9)
 
-@parametrize('name', ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
+@parametrize('name', ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     import gguf
     model = small_gpt(name, vocab_size=1100)
@@ -1491,10 +1508,15 @@ def write_forms(texts):
     """Writes the same documents in every form. -> the paths"""
     raw = END_OF_TEXT.join(texts).encode()
     lines = ''.join(json.dumps({'body': text}) + '\n' for text in texts).encode()
-    forms = {'a.txt': raw, 'b.txt.gz': raw, 'c.txt.xz': raw, 'd.jsonl': lines, 'e.jsonl.zst': lines}
+    objects = json.dumps([{'body': text} for text in texts]).encode()
+    forms = {'a.txt': raw, 'b.txt.gz': raw, 'c.txt.xz': raw, 'd.jsonl': lines, 'e.jsonl.zst': lines, 'h.json': objects,
+             'i.txt': '\ufeff'.encode() + raw, 'f.d/picture.png': b'\x89PNG'}
+    os.mkdir('f.d')
     for name, data in forms.items():
         with fsspec.open(name, 'wb', compression='infer') as file:
             file.write(data)
+    with open('j.csv', 'w', newline='') as file:
+        csv.writer(file).writerows([['id', 'body'], *enumerate(texts)])
     write('f.d/.hidden/x.txt', 'not for training')
     for i, text in enumerate(texts):
         write(f'f.d/{i:04d}.txt', text)
@@ -1510,9 +1532,18 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     for path in write_forms(texts):
         data = Prepared(path, text_field='body', vocab_size=320)
         found.append([data.tok.merges, data.train, data.val])
-    assert len(found) >= 6
+    assert len(found) >= 9
     assert all(one == found[0] for one in found)
     assert data.all_texts == sorted(texts)
+
+def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
+    for name in 'train-0', 'train-1', 'validation-0', 'test-0':
+        write(f'hub/{name}.jsonl', json.dumps(dict(text=name)))
+    write('hub/README.md', 'about it')
+    for knobs in dict(dataset='hub'), dict(dataset='hub/train-1.jsonl', val_dataset='hub/validation-0.jsonl'):
+        data = Prepared(tokenizer='byte', **knobs)
+        assert data.val_texts == ['validation-0']
+        assert {*data.all_texts} - {'train-0'} == {'train-1', 'validation-0'}
 
 def test_small_shards_are_read_as_one_array(monkeypatch):
     small_blocks(monkeypatch)
@@ -1581,7 +1612,7 @@ BAD_FILES = {
 def test_a_file_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name):
     Path(name).write_bytes(BAD_FILES[name])
     for kind in 'bpe', 'byte':
-        with user_error('cannot read|not UTF-8|split is empty'):
+        with user_error('cannot read|not UTF-8|split is empty|its fields are a:'):
             find_or_prepare(name, kind, 300)
     assert left() == []
 
@@ -2138,7 +2169,7 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
     ours = shutil.ignore_patterns('manifest.json', 'training*')
     shutil.copytree(first.last, 'theirs', ignore=ours)
     write_corpus('new.txt', 22)
-    for source in 'a', 'theirs':
+    for source in 'a', 'theirs', 'auto:theirs':
         knobs = f'--dataset=new.txt --init_from={source} --block_size=8 --learning_rate=0 --max_iters=1'
         run = train_here('b', knobs)
         for name in 'model.safetensors', 'tokenizer.json', 'config.json':
@@ -2146,7 +2177,11 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
         assert command('train.py b/config.py --init_from=resume --max_iters=2') == 0
         assert Run('b').kept == [1, 2]
         assert knobs_in('b/config.py')['init_from'] == source
+        if source == 'auto:theirs':     # the same command goes on
+            assert train_here('b', knobs.replace('iters=1', 'iters=3')).kept == [1, 2, 3]
         shutil.rmtree('b')
+    longer = train_here('c', '--dataset=new.txt --init_from=theirs --block_size=32 --max_iters=1')
+    assert read_json(longer.last / 'config.json')['max_position_embeddings'] == 32
 
 def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_there(printed):
     from transformers import AutoTokenizer
@@ -2154,16 +2189,25 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     save_theirs('Llama', vocab_size=600)
     save_llama2()
     os.rename('t.json', 'theirs/tokenizer.json')
+    write('theirs/chat_template.jinja', '{{ messages }}')
+    ids = dict(bos_token_id=1, eos_token_id=[2, 7], pad_token_id=0)
+    write('theirs/config.json', json.dumps(read_json('theirs/config.json') | ids))
     knobs = '--dataset=new.txt --init_from=theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
     last = train_here('b', knobs).last
+    for name in 'chat_template.jinja', 'generation_config.json':
+        assert (last / name).read_bytes() == Path('theirs', name).read_bytes()
+    assert ids.items() <= read_json(last / 'config.json').items()
+    shard, = Path('data').glob('new-*/train_000.bin')
+    shard = np.fromfile(shard, np.uint16)
+    assert shard[0] == 1 and {*shard[1:][shard[:-1] == 2]} == {1}       # each document begins with <s>
     theirs = AutoTokenizer.from_pretrained(last)
     tok = load_tokenizer(last / 'tokenizer.json')
     ids = [1, *tok.encode('def')]       # <s>, as the file asks
     assert (theirs.eos_token, theirs('def').input_ids) == ('</s>', ids)
     printed()
     run_main(sample, out_dir='b', start='def', num_samples=1, max_new_tokens=9, temperature=0.0, dtype='float32')
-    steps = generate(load_model(last).eval(), [ids], 9, 2, tok.vocab_size, temperature=0.0)
-    assert printed() == f'def{sample.texts_of(steps, tok, 2)[0]}\n'
+    steps = generate(load_model(last).eval(), [ids], 9, [2], tok.vocab_size, temperature=0.0)
+    assert printed() == f'def{sample.texts_of(steps, tok, [2])[0]}\n'
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     straight = train_here('a', '--max_iters=8 --dropout=0.1 --micro_batch_size=2')
@@ -2386,13 +2430,13 @@ def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(options):
 def test_a_text_ends_at_its_stop_token_and_the_batch_with_its_last_text():
     model = small_gpt()
     free = draws(model, [[0]], 60)[0]
-    stop = free[3]
-    end = free.index(stop) + 1
-    ended = free[:end]
+    stop = [free[9], free[3]]
+    end = min(map(free.index, stop)) + 1
+    ended = [*free[:end - 1], stop[0]]
     assert draws(model, [[0]], 60, stop=stop) == [ended]
     first, second = draws(model, [[0], [1]], 60, stop=stop)
     assert first[:end] == ended
-    assert set(first[end:]) == {stop}
+    assert set(first[end:]) == {stop[0]}
 
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
     ids = draws(small_gpt(), [[0]], 100, vocab_size=10)

@@ -1060,8 +1060,10 @@ KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type 
 
 def read_tokenizer(data):
     """The tokenizer in a tokenizer.json, None if it asks for more than ours do. Raises an error for nonsense."""
-    model = data['model']
-    for part in data, model, data.get('post_processor') or {}, *data['added_tokens']:
+    model, post_processor = data['model'], data.get('post_processor') or {}
+    if post_processor.get('special_tokens') == {}:      # a template that adds no token
+        post_processor = {}
+    for part in data, model, post_processor, *data['added_tokens']:
         if any(value and key not in KNOWN for key, value in part.items()):
             return None
     special = {token['content']: token['id'] for token in data['added_tokens']}

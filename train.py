@@ -40,8 +40,8 @@ from safetensors.torch import load_file
 import prepare
 from configurator import Diverged, Output, UserError, as_file, configure, file_sha256, launch, read_json
 from model import (GPT, MANIFEST, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
-                   device_name, family, find_folder, load_model, newest_whole, peak_flops, remove_checkpoint,
-                   save_checkpoint, set_up)
+                   device_name, family, find_folder, import_config, keep_from, load_model, newest_whole, peak_flops,
+                   remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import peek
 from tokenizer import load_tokenizer
@@ -55,6 +55,7 @@ vocab_size = 4096       # of bpe and word
 out_dir = ''            # where to write; '': out/<dataset>, or out/<dataset>-2, -3, ... if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
                         # a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or one on the hub: gpt2, owner/model
+                        # (auto:gpt2: resume if out_dir holds a checkpoint, else start from gpt2)
 max_iters = 600         # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first
 eval_interval = 300     # steps between evaluations, each followed by a checkpoint
@@ -475,6 +476,7 @@ class Run:
     tok_path: Path
     T: int                  # tokens in a sequence
     max_sequences: float             # how many sequences an evaluation may take at once
+    kept: tuple             # of the folder the run began from: see keep_from
     log: 'Log' = None       # only in the process that writes
     drawn: float = -math.inf        # when the picture was last drawn
 
@@ -518,7 +520,7 @@ def save(run, step, last=True):
         state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
         try:
             save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors(),
-                            model_card(run, step))
+                            model_card(run, step), run.kept)
         except UserError as e:
             if last:
                 raise UserError(f'{e}: fix that, and go on with --init_from=resume')
@@ -631,19 +633,27 @@ def connect(place, **shared):
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
 
+def base_model(init_from):
+    """The model that a new run starts from; '' for random weights: base_model('auto:gpt2') -> 'gpt2'"""
+    name = init_from.removeprefix('auto:')
+    return '' if name in ('scratch', 'resume', 'auto') else name
+
+def may_resume():
+    return init_from.split(':')[0] in ('resume', 'auto')
+
 def choose_out_dir():
     """out_dir, or the first free out/<dataset>; to resume, the latest one that holds a checkpoint. Raises UserError."""
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
         folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
     saved = [run for run in folders if checkpoints(run)]
-    if init_from in ('resume', 'auto') and saved:
+    if may_resume() and saved:
         return max(saved, key=lambda run: run.stat().st_mtime)
     if init_from == 'resume':
         raise UserError(f'there is no checkpoint in {folders[0]} to resume; `ls out` shows the runs')
     for run in folders:
         # a run that has saved nothing yet may be somebody else's: only --out_dir and auto take it
-        if run not in saved and (out_dir or init_from == 'auto' or not (run / 'config.py').exists()):
+        if run not in saved and (out_dir or may_resume() or not (run / 'config.py').exists()):
             return run
     raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
@@ -763,19 +773,23 @@ def model_card(run, step):
     model, meta, state = run.model, run.meta, run.state
     best = state['best']
     place = str(model.lm_head.weight.device)
+    base = base_model(state['knobs'].get('init_from', ''))
+    base = f'base_model: {base}\n' if base and not Path(base).exists() else ''        # only the hub's
+    command = shlex.join(['train.py', *sys.argv[1:]])
+    command = re.sub(r"(?<=[ ='])/\S*/", '', command)         # the folders of this machine concern nobody
     evaluated = f'At step {best["step"]:,}: {describe(best["val_loss"], meta)}.' if best['step'] else 'Not evaluated.'
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
 license: other     # fill this in on the hub, not here: manifest.json holds the hash of this file
----
+{base}---
 # {run.folder.name}
 
 A language model of {model.num_params():,} parameters with a vocabulary of {model.config.vocab_size:,} and a context of
-{model.config.block_size:,} tokens, trained on {meta["source"]}, {state["sequences"]:,} sequences in {step:,} steps and
-{duration(state["seconds"])} (device: {place}, {device_name(place)}; processes: {WORLD_SIZE}). {evaluated}
+{model.config.block_size:,} tokens, trained on {Path(meta["source"]).name}, {state["sequences"]:,} sequences in {step:,} steps
+and {duration(state["seconds"])} (device: {place}, {device_name(place)}; processes: {WORLD_SIZE}). {evaluated}
 
-    python train.py {shlex.join(sys.argv[1:])}
+    python {command}
 """
 
 def read_state(run, place):
@@ -786,7 +800,7 @@ def read_state(run, place):
     kind = place.split(':')[0]
     if kind == 'cuda' and choose_dtype('auto', place) != 'bfloat16':
         kind = 'cuda without bfloat16'
-    if init_from not in ('resume', 'auto') or not checkpoints(run):
+    if not may_resume() or not checkpoints(run):
         return None, dict(NEW_STATE, device=kind)
     folder = newest_whole(run, say)
     state = {**NEW_STATE, **read_json(folder / 'training.json')}
@@ -836,12 +850,16 @@ def check_same_data(resumed, state, meta):
                         f'with --init_from={resumed}')
     state['data'] = data_hash(meta)
 
-def make_model(folder, vocab):
+def make_model(folder, vocab, resumed):
     """The model in a folder, or a new one. Raises UserError if the knobs ask for a different model."""
     wanted = model_config(vocab_size=vocab)
     if not folder:
         return GPT(wanted)
     model = load_model(folder, **{name: getattr(wanted, name) for name in TRAINING_FIELDS})
+    longer = 'block_size' in config.source and wanted.block_size > model.config.block_size
+    if longer and not resumed and model.config.position == 'rope':
+        model.config.block_size = wanted.block_size         # rope's tables can be as long as asked for
+        model.tie_and_tabulate()
     for name, value in asdict(model.config).items():
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
@@ -912,7 +930,9 @@ def main():
     place = choose_device(device, LOCAL_RANK)
     set_up(place)
     out = choose_out_dir()          # looks at the disk, so it comes before anything is written
-    source = None if init_from in ('scratch', 'resume', 'auto') else find_folder(init_from)
+    source = find_folder(base_model(init_from)) if base_model(init_from) else None
+    if source:
+        import_config(read_json(source / 'config.json'))        # raises before any text is read
     resumed, state = read_state(out, place)
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
     divide_batch(config['block_size'], place)       # raises if it does not divide
@@ -928,7 +948,7 @@ def main():
 
     # the model
     torch.manual_seed(seed)
-    model = make_model(resumed or source, meta['vocab_size']).to(place).train()
+    model = make_model(resumed or source, meta['vocab_size'], resumed).to(place).train()
     model.compute_dtype = getattr(torch, type_)
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
@@ -961,7 +981,8 @@ def main():
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
-    run = Run(out, model, opt, scaler, state, meta, val_data, tok, tok_path, T, max_sequences)
+    kept = keep_from(resumed or source)
+    run = Run(out, model, opt, scaler, state, meta, val_data, tok, tok_path, T, max_sequences, kept)
     state.update(dtype=type_, compile=compiled)
     if writing:
         start_files(out, resumed, state, knobs)
