@@ -103,14 +103,15 @@ def find_source(dataset):
         source = f'Python {sys.version.split()[0]}'
     elif not known:
         files, val_files = split_by_name(own_files(dataset))
-        if val_dataset:
-            val_files = own_files(val_dataset)
         # relative if inside this folder, so that a project can be moved with its data
         source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
+    if val_dataset:
+        val_files = own_files(val_dataset)
+    separate = val_dataset or 'val' in known
     settings = dict(
         dataset=data_name(dataset), source=source,
-        source_bytes=0 if known else sum(path.stat().st_size for path in files),
-        val_fraction=0.0 if val_files else val_fraction or known.get('val_fraction', 0.1),
+        source_bytes=0 if known else sum(path.stat().st_size for path in files + val_files),
+        val_fraction=0.0 if separate else val_fraction or known.get('val_fraction', 0.1),
         separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line makes line breaks hard
         text_field=text_field, pattern=pattern, val_dataset=val_dataset)
     return settings, files, val_files
@@ -135,11 +136,11 @@ def own_files(dataset):
     return tables or found
 
 def split_by_name(files):
-    """-> the files for training and for validation, if the names of tables say so; else all, and none"""
-    train, val = ([path for path in files if path.name.startswith(split)] for split in ('train', 'val'))
-    if train and {'.parquet', '.jsonl'} & {*train[0].suffixes}:     # what begins with test is neither
-        return train, val
-    return files, []
+    """-> files for training, and those whose names say that they are for validation; tables for tests are neither"""
+    table = r'{}(?![a-z]).*\.(parquet|jsonl)\b'
+    val = [path for path in files if re.match(table.format('val(id|idation)?'), path.name)]
+    train = [path for path in files if path not in val and not re.match(table.format('test'), path.name)]
+    return (train, val) if train else (files, [])
 
 def is_text(path):
     """Whether a file begins as UTF-8, or is of a format that is read in another way."""
@@ -360,25 +361,26 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     check_knobs(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
-    own = dataset not in DATASETS
-    written = max((path.stat().st_mtime for path in files), default=0) if own else 0
+    own, texts = dataset not in DATASETS, files + val_files
+    written = max((path.stat().st_mtime for path in texts), default=0) if own else 0
+    gone = dataset if not files else val_dataset if not val_files else ''
     if not folder.exists():
-        if not files:
-            raise UserError(f'there is no data set {dataset!r}: give a file, a folder with files, or one of '
+        if gone:
+            raise UserError(f'there is no data set {gone!r}: give a file, a folder with files, or one of '
                             f'{", ".join(DATASETS)}')
         DOWNLOADS.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
-                fetch(files + val_files, DATASETS.get(dataset, {}))
+                fetch(texts, DATASETS.get(dataset, {}))
                 if own:
-                    settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, files)))
+                    settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, texts)))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
     meta = read_meta(folder)
-    if not files:           # the text is gone
+    if gone:        # the folder is enough
         del settings['source_bytes']
     elif meta.get('source_time', written) != written:       # perhaps another text of the same size
-        settings['source_sha256'] = joint_sha256(map(file_sha256, files))
+        settings['source_sha256'] = joint_sha256(map(file_sha256, texts))
     for key, value in settings.items():
         if meta.get(key, '') != value:
             raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '

@@ -612,7 +612,7 @@ def save_smollm():
     write('t.json', json.dumps(data))
 
 def save_llama2():
-    """A tokenizer.json like that of Llama 2 and TinyLlama: ▁ for a space, no pattern, bytes for unknown characters."""
+    """A tokenizer.json like Llama 2's and TinyLlama's: ▁ for a space, no pattern, bytes for unknown characters."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
     tokens = ['<unk>', '<s>', '</s>', *[f'<0x{b:02X}>' for b in range(256)], *sorted({*CODE[:20_000], '▁'})]
     merges = [('▁', 't'), ('h', 'e'), ('▁t', 'he'), ('▁', '▁'), ('e', 'n')]
@@ -1537,13 +1537,18 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     assert data.all_texts == sorted(texts)
 
 def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
-    for name in 'train-0', 'train-1', 'validation-0', 'test-0':
+    for name in 'train-0', 'values', 'validation-0', 'test-0':
         write(f'hub/{name}.jsonl', json.dumps(dict(text=name)))
     write('hub/README.md', 'about it')
-    for knobs in dict(dataset='hub'), dict(dataset='hub/train-1.jsonl', val_dataset='hub/validation-0.jsonl'):
+    both = dict(dataset='hub/values.jsonl', val_dataset='hub/validation-0.jsonl')
+    for knobs in dict(dataset='hub'), both:
         data = Prepared(tokenizer='byte', **knobs)
         assert data.val_texts == ['validation-0']
-        assert {*data.all_texts} - {'train-0'} == {'train-1', 'validation-0'}
+        assert {*data.all_texts} - {'train-0'} == {'values', 'validation-0'}
+    with user_error("no data set 'hub/nothing'"):
+        Prepared('python', tokenizer='byte', val_dataset='hub/nothing')
+    os.remove('hub/validation-0.jsonl')
+    assert Prepared(tokenizer='byte', **both).val_texts == ['validation-0']      # the text is not needed afterwards
 
 def test_small_shards_are_read_as_one_array(monkeypatch):
     small_blocks(monkeypatch)
