@@ -373,7 +373,7 @@ def memory(c, B, dtype):
     if c.attention == 'naive':
         found['scores'] = tokens * L * c.n_head * c.block_size * (4 if w == 4 else 6)
     if c.value_embeds:
-        found['values'] = tokens * w * (L + 1) // 2 * c.n_kv_head * (c.head_dim + 2)
+        found['values'] = tokens * w * ((L + 1) // 2) * c.n_kv_head * (c.head_dim + 2)
     if w < 4:
         found['cast weights'] = w * (size['self_attn'] + size['mlp'] + C * c.vocab_size)
     return found
@@ -482,7 +482,7 @@ def bench_find_lr():
     times the knob, or until the loss has risen by 1.
     """
     device, dtype, _ = machine()
-    _, meta, data, _ = train.open_data(train.tokenizer)
+    _, meta, _, data, _ = train.open_data(None)
     model = build(train.model_config(vocab_size=meta['vocab_size']), device, dtype)
     optimizer = train.make_optimizer(model)
     T = model.config.block_size
@@ -509,7 +509,7 @@ def bench_diagnose():
     optimizer = train.make_optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
     optimizer.muon_every = 1        # all matrices move, so that layers can be compared
-    _, _, data, _ = train.open_data(train.tokenizer)
+    _, _, _, data, _ = train.open_data(None)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
     rows = [(f'{i}', *[f'{x:.2g}' for x in layer.values()]) for i, layer in enumerate(layers)]

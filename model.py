@@ -166,10 +166,13 @@ def rope_slowdown(freqs, factor):
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept + (1 - kept) / factor
 
+def rope_freqs(hs, theta, device=None):
+    """theta^(-2i/hs) for each of the hs/2 pairs of a head"""
+    return theta ** -(torch.arange(0, hs, 2, device=device).float() / hs)
+
 def rope_angles(positions, hs, theta, factor=1.0):
-    """positions (T,) -> cos, sin (T, hs/2) of position * theta^(-2i/hs); factor: as in rope_slowdown."""
-    exponents = torch.arange(0, hs, 2, device=positions.device).float() / hs
-    freqs = theta ** -exponents
+    """positions (T,) -> cos, sin (T, hs/2) of position * frequency; factor: as in rope_slowdown."""
+    freqs = rope_freqs(hs, theta, positions.device)
     if factor != 1:
         freqs = freqs * rope_slowdown(freqs, factor)
     angles = positions.float()[:, None] * freqs
@@ -840,6 +843,12 @@ def keep_from(folder):
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     return files, {name: config[name] for name in KEPT_IDS if name in config}
 
+def tokenizer_config(path, eot, block_size):
+    """What `transformers` has to know beside a tokenizer.json, for the file of this name."""
+    token_of = {token['id']: token['content'] for token in read_json(path)['added_tokens']}
+    return dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=token_of.get(eot), bos_token=token_of.get(eot),
+                model_max_length=block_size, clean_up_tokenization_spaces=False)
+
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept=({}, {})):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
@@ -860,10 +869,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
                  'training.json': training}
         if Path(tokenizer_path).exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
-            token_of = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}
-            files['tokenizer_config.json'] = dict(
-                tokenizer_class='PreTrainedTokenizerFast', eos_token=token_of.get(eot), bos_token=token_of.get(eot),
-                model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
+            files['tokenizer_config.json'] = tokenizer_config(tokenizer_path, eot, model.config.block_size)
         # it may name a path that is not UTF-8
         (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
@@ -944,8 +950,8 @@ def write_gguf(path, model, tok, stop, type_):
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
     if c.rope_factor != 1:
-        freqs = c.rope_theta ** -(torch.arange(0, c.head_dim, 2) / c.head_dim)
-        w.add_tensor('rope_freqs.weight', (1 / rope_slowdown(freqs, c.rope_factor)).numpy())
+        slowdown = rope_slowdown(rope_freqs(c.head_dim, c.rope_theta), c.rope_factor)
+        w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
     for name, x in weights_of_llama_cpp(model, kind):
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']

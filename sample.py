@@ -79,13 +79,11 @@ def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, s
     model again. Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the
     model for one token at a time, from prepare_model. sampling: what next_token_probs takes.
     """
-    place = model.lm_head.weight.device
-    block_size = model.config.block_size
-    B = len(prompts)
+    place, block_size, B = model.lm_head.weight.device, model.config.block_size, len(prompts)
     texts = [list(prompt)[-block_size:] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)]
     u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
-    ends = torch.tensor(stop, device=place)
+    ends = torch.tensor(stop, dtype=torch.int64, device=place)
     ended = torch.zeros(B, dtype=torch.bool, device=place)
     size = min(block_size, max(map(len, texts)) + max_new_tokens)
     cache = KVCache(model, B, size)
@@ -101,12 +99,12 @@ def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, s
         else:
             logits = step(new[:, None], cache=cache, decode=True)[:, 0]
         new = draw(*next_token_probs(logits[:, :vocab_size], **sampling), u[i])
-        if len(ends):
-            ended |= torch.isin(new, ends)
-            new = torch.where(ended, ends[0], new)
+        ended |= (new[:, None] == ends).any(1)
+        if stop:
+            new = torch.where(ended, stop[0], new)
         ids = new.tolist()
         yield ids
-        if set(ids) == set(stop[:1]):
+        if stop and set(ids) == {stop[0]}:
             return
         for text, id in zip(texts, ids):
             text.append(id)

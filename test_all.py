@@ -2185,6 +2185,8 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
         if source == 'auto:theirs':     # the same command goes on
             assert train_here('b', knobs.replace('iters=1', 'iters=3')).kept == [1, 2, 3]
         shutil.rmtree('b')
+    folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
+    assert 'another tokenizer' in refusal(f'train.py {SMALL_RUN} --dataset={folder} --init_from=theirs')
     longer = train_here('c', '--dataset=new.txt --init_from=theirs --block_size=32 --max_iters=1')
     assert read_json(longer.last / 'config.json')['max_position_embeddings'] == 32
 

@@ -773,8 +773,8 @@ def model_card(run, step):
     model, meta, state = run.model, run.meta, run.state
     best = state['best']
     place = str(model.lm_head.weight.device)
-    base = base_model(state['knobs'].get('init_from', ''))
-    base = f'base_model: {base}\n' if base and not Path(base).exists() else ''        # only the hub's
+    base = base_model(state['knobs'].get('init_from', 'scratch'))
+    base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
     command = shlex.join(['train.py', *sys.argv[1:]])
     command = re.sub(r"(?<=[ ='])/\S*/", '', command)         # the folders of this machine concern nobody
     evaluated = f'At step {best["step"]:,}: {describe(best["val_loss"], meta)}.' if best['step'] else 'Not evaluated.'
@@ -782,12 +782,13 @@ def model_card(run, step):
 library_name: transformers
 pipeline_tag: text-generation
 license: other     # fill this in on the hub, not here: manifest.json holds the hash of this file
-{base}---
+{base_line}---
 # {run.folder.name}
 
 A language model of {model.num_params():,} parameters with a vocabulary of {model.config.vocab_size:,} and a context of
-{model.config.block_size:,} tokens, trained on {Path(meta["source"]).name}, {state["sequences"]:,} sequences in {step:,} steps
-and {duration(state["seconds"])} (device: {place}, {device_name(place)}; processes: {WORLD_SIZE}). {evaluated}
+{model.config.block_size:,} tokens, trained on {Path(meta["source"]).name},
+{state["sequences"]:,} sequences in {step:,} steps and {duration(state["seconds"])} (device: {place},
+{device_name(place)}; processes: {WORLD_SIZE}). {evaluated}
 
     python {command}
 """
@@ -830,18 +831,24 @@ def model_config(knobs=config, **others):
     fields = {name: knobs[name] for name in GPTConfig.__dataclass_fields__}
     return GPTConfig(**{**fields, **others})
 
-def open_data(tokenizer):
+def open_data(source):
     """
-    -> the data folder, its meta.json, the training data, the validation data; all are prepared if missing. Raises
-    UserError if the data are damaged or too few.
+    -> the data folder, its meta.json, its tokenizer (None if it has no tokenizer.json), the training data, the
+    validation data; all are prepared if missing, for the model in the folder source if there is one. Raises UserError
+    if the data are damaged, too few, or made for another model.
     """
-    folder = find_or_prepare(dataset, tokenizer, vocab_size)
+    source_path = source / 'tokenizer.json' if source else None
+    folder = find_or_prepare(dataset, str(source_path) if source else tokenizer, vocab_size)
     meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
                         f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
-    return folder, meta, train_data, val_data
+    tok_path = folder / 'tokenizer.json'
+    tok = load_tokenizer(tok_path) if tok_path.exists() else None
+    if tok and source and source_path.exists() and tok.vocab != load_tokenizer(source_path).vocab:
+        raise UserError(f'{folder} was made with another tokenizer than {source_path}: give the text as --dataset')
+    return folder, meta, tok, train_data, val_data
 
 def check_same_data(resumed, state, meta):
     """Notes which data a run is trained on. Raises UserError if a resumed run was trained on other data."""
@@ -930,7 +937,8 @@ def main():
     place = choose_device(device, LOCAL_RANK)
     set_up(place)
     out = choose_out_dir()          # looks at the disk, so it comes before anything is written
-    source = find_folder(base_model(init_from)) if base_model(init_from) else None
+    base = base_model(init_from)
+    source = find_folder(base) if base else None
     if source:
         import_config(read_json(source / 'config.json'))        # raises before any text is read
     resumed, state = read_state(out, place)
@@ -940,10 +948,8 @@ def main():
     guard = lock(out) if writing else None      # noqa: F841, held until the end
 
     # the data and the other processes
-    folder, meta, train_data, val_data = open_data(str(source / 'tokenizer.json') if source else tokenizer)
+    folder, meta, tok, train_data, val_data = open_data(source)
     check_same_data(resumed, state, meta)
-    tok_path = folder / 'tokenizer.json'
-    tok = load_tokenizer(tok_path) if tok_path.exists() else None
     step = state['step']
 
     # the model
@@ -982,7 +988,7 @@ def main():
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
     kept = keep_from(resumed or source)
-    run = Run(out, model, opt, scaler, state, meta, val_data, tok, tok_path, T, max_sequences, kept)
+    run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, max_sequences, kept)
     state.update(dtype=type_, compile=compiled)
     if writing:
         start_files(out, resumed, state, knobs)
