@@ -56,9 +56,8 @@ import train
 from configurator import Knobs, UserError, read_json
 from model import (COMPILE_FROM, FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
                    KVCache, Linear, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
-                   choose_dtype, cross_entropy, export_config, find_folder, fused_attention, gelu, has_fast_bfloat16,
-                   load_file, load_model,
-                   newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint, save_file,
+                   choose_dtype, cross_entropy, find_folder, fused_attention, gelu, has_fast_bfloat16, load_file,
+                   load_model, newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint, save_file,
                    scaled_dot_product_attention, silu, softmax, write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
@@ -144,6 +143,12 @@ def write_corpus(path='corpus.txt', documents=30):
     parts = parts_of(CODE, len(CODE) // documents)
     write(path, *parts[:documents])
 
+def change(path, old, new):
+    """Changes what a file says in one place."""
+    text = Path(path).read_text(encoding='latin-1')
+    assert old in text
+    Path(path).write_text(text.replace(old, new, 1), encoding='latin-1')
+
 def rows(table):
     """The lines of a table, each cut at ' | '."""
     return [line.split(' | ') for line in table.strip().splitlines()]
@@ -180,16 +185,6 @@ def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
     write('c.py', 'import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
     assert knobs_after('--a=10', 'c.py')['a'] == 8
     assert knobs_after('--a=10', 'c.py', 'c.py')['a'] == 7
-
-@parametrize('argument, says', rows('''
---zzz=1 | --help
---on=1 | True or False
---lr=inf | a number
---a | --a=value
-'''))
-def test_an_argument_that_can_not_be_read_is_an_error_that_says_what_to_do(argument, says):
-    with user_error(says):
-        knobs_after(argument)
 
 @parametrize('text, says', [
     ('nam = "y"', 'c.py.* did you mean name'),
@@ -244,11 +239,10 @@ def test_a_bug_keeps_its_traceback():
     assert re.search('Traceback.*ZeroDivisionError', bug.stderr, re.S)
 
 @parametrize('error, status, says', [
-    (OSError(28, 'No space left on device'), 2, 'make room'),
     (PermissionError(13, 'Permission denied'), 2, 'folder that you may write to'),
     (KeyboardInterrupt(), 130, 'stopped'),
 ])
-def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
+def test_a_folder_that_can_not_be_written_to_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
     def main():
         raise error
 
@@ -331,8 +325,7 @@ def test_training_gives_the_same_merges_for_any_number_of_workers_and_order_of_f
     assert vocab[356] == END_OF_TEXT.encode()
 
 def test_counts_go_beyond_32_bits_and_one_more_decides():
-    counts = {b'ab': 2 ** 53 + 1, b'cd': 2 ** 53, b'ef': 5}
-    _, merges = merge_words(counts, 257)
+    _, merges = merge_words({b'ab': 2 ** 53 + 1, b'cd': 2 ** 53, b'ef': 5}, 257)
     assert merges == [(b'a', b'b')]
 
 def test_no_merge_crosses_a_special_token():
@@ -355,9 +348,7 @@ def trained(request, tmp_path_factory):
 def reference(trained):
     import tiktoken
     special = trained.special_ids
-    ranks = {token: i for i, token in trained.vocab.items()}
-    for token in special:
-        del ranks[token.encode()]
+    ranks = {token: i for i, token in trained.vocab.items() if i not in special.values()}
     pattern = PATTERNS[trained.pattern_name]
     return tiktoken.Encoding('ours', pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
@@ -379,8 +370,7 @@ def same_together(tok, reference, texts):
     ids = tok.encode_bytes(raw, tok.eot)
     assert ids.dtype == np.uint16
     text = END_OF_TEXT.join(texts)
-    want = reference.encode(text, allowed_special={END_OF_TEXT})
-    return ids.tolist() == want
+    return ids.tolist() == reference.encode(text, allowed_special={END_OF_TEXT})
 
 def test_many_texts_at_once_have_the_ids_of_tiktoken(trained, reference):
     trained.forget()
@@ -397,8 +387,7 @@ def test_a_long_text_has_the_ids_of_tiktoken_wherever_it_begins(trained, referen
     """It is worked on in parts, which must not show: so the parts fall on other places every time."""
     text = random_text(50_000)
     for i in range(25):
-        ids = trained.encode_to_numpy(text[i:])
-        assert ids.tolist() == reference.encode_ordinary(text[i:])
+        assert trained.encode_to_numpy(text[i:]).tolist() == reference.encode_ordinary(text[i:])
 
 def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
     texts = [bit * n for bit in ('a', 'ab', ' ', '🙂') for n in (99, 333, 9000)]
@@ -416,8 +405,7 @@ def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
 def test_text_is_cut_into_the_words_of_the_pattern(pattern):
     hard = "as7!' \t\n\u3000é"
     texts = list(map(''.join, itertools.product(hard, repeat=3)))
-    longer = map(''.join, itertools.product(hard, repeat=4))
-    texts.append('Q'.join(longer))
+    texts.append('Q'.join(map(''.join, itertools.product(hard, repeat=4))))
     for text in texts:
         words = regex.findall(PATTERNS[pattern], text)
         counted = WordCounter(pattern)(text.encode())
@@ -426,9 +414,8 @@ def test_text_is_cut_into_the_words_of_the_pattern(pattern):
 
 @parametrize('raw', [b'', b'a', b'\0', b'a\0b\0\0', b'\xef\xbb\xbfbom', b'a\r\nb\r\n\r\n', 'é\u2028\x85'.encode()])
 def test_any_file_that_is_utf8_is_trained_on_and_comes_back_byte_by_byte(raw):
-    Path('file.txt').write_bytes(raw)
     text = raw.decode()
-    vocab, merges = train_bpe('file.txt', 300)
+    vocab, merges = train_on(text, 300)
     assert merges == plain_train(text, 44)
     tok = Tokenizer(vocab, merges)
     assert tok.decode_bytes(tok.encode(text)) == raw
@@ -505,7 +492,7 @@ def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind
     again = load_tokenizer('tokenizer.json')
     again.save('again.json')
     assert Path('again.json').read_bytes() == Path('tokenizer.json').read_bytes()
-    assert (type(again), again.eot) == (type(tok), tok.eot)
+    assert type(again) is type(tok)
     theirs = tokenizers.Tokenizer.from_file('tokenizer.json')
     texts = [f'{CODE[:3100]}{END_OF_TEXT}x', f'x{END_OF_TEXT}\n\ny', '<unk> one two', ' a\n\n b']
     texts += [random_text(20) for _ in range(40)]
@@ -524,10 +511,8 @@ def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
     theirs.model.save('.')          # as GPT-2 came: vocab.json and merges.txt
     theirs.add_special_tokens(['<|pad|>'])
     theirs.save('theirs.json', pretty=False)
-    text = Path('theirs.json').read_text(encoding='utf-8')
-    says_the_same = text.replace('"Isolated","invert":false', '"Removed","invert":true')
-    write('theirs.json', says_the_same)
-
+    if pattern == 'gpt4':           # which says the same
+        change('theirs.json', '"Isolated","invert":false', '"Removed","invert":true')
     one = load_tokenizer('theirs.json')
     pair = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=pattern)
     assert one.special_ids == pair.special_ids | {'<|pad|>': 501} == {END_OF_TEXT: 0, '<|pad|>': 501}
@@ -540,7 +525,7 @@ def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
 
 # -----------------------------------------------------------------------------
 
-# which tokenizer | what is in its file | what it is made
+# which tokenizer | what is in its file | what it is made | what is said of that
 OTHERS = r'''
 gpt2 | "truncation": null | "truncation": {"max_length": 99, "strategy": "LongestFirst", "stride": 0}
 gpt2 | "normalizer": null | "normalizer": {"type": "NFC"}
@@ -554,39 +539,39 @@ gpt2 | "lstrip": false | "lstrip": true
 gpt2 | "single_word": false | "single_word": true
 '''
 REFUSED = r'''
-gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]}
-gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": {
-gpt2 | "ByteLevel" | "Whitespace"
-gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE"
-gpt2 | "BPE" | "Unigram"
-gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"]
-gpt2 | "merges": [["h", "e"] | "merges": ["a"
-gpt2 | ["he", "n"] | ["h", "e"]
-gpt2 | "a": 97 | "a": 5
-gpt2 | "a": 97 | "a": -1
-gpt2 | "a": 97 | "a": 1000000000000
-gpt2 | "id": 268 | "id": 5
-gpt2 | "content": "<|endoftext|>" | "content": "a"
-gpt2 | "content": "<|endoftext|>" | "content": ""
-word | [\\w | [\\S
-word | "Removed" | "Contiguous"
-word | "unk_token": "<unk>" | "unk_token": "the"
-char | "invert": true | "invert": false
-char | "a": 1 | "a": 77
+gpt2 | "post_processor": null | "post_processor": {"type": "TemplateProcessing", "single": [1]} | Exception
+gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": { | Error
+gpt2 | "ByteLevel" | "Whitespace" | does not come back
+gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE" | Error
+gpt2 | "BPE" | "Unigram" | Exception
+gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"] | lacks b'zzzz'
+gpt2 | "merges": [["h", "e"] | "merges": ["a" | Error
+gpt2 | ["he", "n"] | ["h", "e"] | twice
+gpt2 | "a": 97 | "a": 5 | the ids are not
+gpt2 | "a": 97 | "a": -1 | the ids are not
+gpt2 | "a": 97 | "a": 1000000000000 | the ids are not
+gpt2 | "id": 268 | "id": 5 | the id of a special token
+gpt2 | "content": "<|endoftext|>" | "content": "a" | 'a' is an ordinary one
+gpt2 | "content": "<|endoftext|>" | "content": "he" | 'he' is an ordinary one
+char | "content": "<|endoftext|>" | "content": "" | cannot be empty
+word | [\\w | [\\S | its words
+word | "Removed" | "Contiguous" | its words
+word | "unk_token": "<unk>" | "unk_token": "the" | its words
+char | "invert": true | "invert": false | its words
+char | "a": 1 | "a": 77 | its words
 '''
 
 def save_changed(kind, old, new):
     """Saves a tokenizer as t.json and changes the file."""
     some_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
     load_tokenizer('t.json')
-    text = json.dumps(read_json('t.json'))
-    assert old in text
-    write('t.json', text.replace(old, new, 1))
+    write('t.json', json.dumps(read_json('t.json')))
+    change('t.json', old, new)
 
-@parametrize('kind, old, new', rows(REFUSED))
-def test_a_file_that_does_not_fit_together_is_refused(kind, old, new):
+@parametrize('kind, old, new, says', rows(REFUSED))
+def test_a_file_that_does_not_fit_together_is_refused(kind, old, new, says):
     save_changed(kind, old, new)
-    with user_error('t.json is not a tokenizer this project can use'):
+    with user_error(f't.json is not a tokenizer this project can use .*{says}'):
         load_tokenizer('t.json')
 
 def same_as_theirs(tok, theirs):
@@ -641,20 +626,6 @@ def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypa
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     with user_error('`pip install tokenizers`'):
         load_tokenizer('t.json')
-
-MERGE = b'a', b'b'
-
-@parametrize('merges, special, says', [
-    ([], 'a', "'a' is an ordinary one"),
-    ([MERGE], 'ab', "'ab' is an ordinary one"),
-    ([], '', 'cannot be empty'),
-    ([(b'a', b'c')], 'xx', "lacks b'ac'"),
-    ([MERGE, MERGE], 'xx', 'twice'),
-])
-def test_a_vocabulary_that_does_not_fit_together_is_refused(merges, special, says):
-    vocab = {i: bytes([i]) for i in range(256)} | {256: b'ab'}
-    with user_error(says):
-        Tokenizer(vocab, merges, [special])
 
 @parametrize('raw, says', [
     (b'a word, ' * 400 + 'é'.encode() + b'\xff words', 'byte 3202 is 0xff'),
@@ -727,6 +698,9 @@ SETTINGS = {
     'value embeddings': dict(vocab_size=1100, n_kv_head=2, value_embeds=True),
 }
 every_setting = parametrize('name', SETTINGS)
+# those that transformers and llama.cpp know
+every_exported = parametrize('name', [
+    'llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
 needs_compiler = pytest.mark.skipif(not choose_compile('auto', 'cpu', math.inf), reason='can not compile')
 close = torch.testing.assert_close
 
@@ -765,13 +739,16 @@ def test_functions_are_those_of_torch():
         close(softmax(y, 1), y.softmax(1))
         close(cross_entropy(y, targets), F.cross_entropy(y, targets))
 
+def test_the_angle_of_a_far_position_is_not_rounded():
+    cos, _ = rope_angles(torch.tensor([100_003]), 2, 10000.0)       # one pair, which turns by 1 each time
+    close(cos, torch.tensor([[100_003.0]]).cos())
+
 def test_attention_is_that_of_torch_with_any_mask():
     q, k, v = torch.randn(3, 2, 4, 5, 8)
     window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
-    for mask in None, window:
-        want = F.scaled_dot_product_attention(q, k, v, mask)
-        close(scaled_dot_product_attention(q, k, v, mask), want)
-    close(fused_attention(q, k, v, window), F.scaled_dot_product_attention(q, k, v, window))
+    close(scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
+    for attend in scaled_dot_product_attention, fused_attention:
+        close(attend(q, k, v, window), F.scaled_dot_product_attention(q, k, v, window))
 
 @pytest.mark.skipif(not can_pack('cpu'), reason='needs FBGEMM')
 @torch.no_grad()
@@ -1012,33 +989,24 @@ def save(model, folder='step_1', eot=None):
     save_checkpoint(folder, model, 'tokenizer.json', eot, dict(step=1), tensors, 'No UTF-8: \udcff')
     return Path(folder)
 
-def change(path, old, new):
-    text = path.read_text(encoding='latin-1')
-    assert old in text
-    path.write_text(text.replace(old, new), encoding='latin-1')
-
 @every_setting
 def test_a_checkpoint_gives_the_same_model_back(name):
     model = small_gpt(name)
     idx = random_ids(2, 16)
-    folder = save(model)
-    again = load_model(folder, attention=model.config.attention)
+    again = load_model(save(model), attention=model.config.attention)
     assert again.config == model.config
     assert torch.equal(again(idx), model(idx))
-    assert again.num_params() == model.num_params()
 
 def same_logits(ours, theirs):
     """That a model of ours and one of transformers have the same logits."""
     idx = random_ids(2, ours.config.block_size)
     close(ours(idx), theirs(idx).logits)
 
-@parametrize('name', ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
+@every_exported
 def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     from transformers import AutoModelForCausalLM
     model = small_gpt(name)
-    theirs = AutoModelForCausalLM.from_pretrained(save(model))
-    assert theirs.config.model_type in name
-    same_logits(model, theirs)
+    same_logits(model, AutoModelForCausalLM.from_pretrained(save(model)))
 
 @parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
@@ -1046,8 +1014,7 @@ def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours
     assert {*keys, *values, *TRAINING_FIELDS} == GPTConfig.__dataclass_fields__.keys()
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
-    folder = save(small_gpt())
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    assert len({path.stat().st_mode for path in save(small_gpt()).iterdir()}) == 1
 
 def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     from transformers import AutoTokenizer
@@ -1081,18 +1048,8 @@ def test_a_folder_that_transformers_saved_loads_with_the_same_logits(kind):
 
 def test_a_llama_of_an_older_transformers_keeps_its_rope_theta():
     theirs = save_theirs('Llama')
-    change(Path('theirs/config.json'), '"rope_parameters"', '"rope_theta": 500.0, "unknown"')
+    change('theirs/config.json', '"rope_parameters"', '"rope_theta": 500.0, "unknown"')
     same_logits(load_model('theirs'), theirs)
-
-def test_the_scaled_rope_of_llama_3_is_that_of_transformers():
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-    config = export_config(GPTConfig(head_dim=64, rope_theta=5e5, rope_factor=8.0, qk_norm=False), 'llama')
-    positions = torch.tensor([0, 5, 2048, 8191, 8192, 100_000])
-    theirs = LlamaRotaryEmbedding(LlamaConfig(**config))(torch.zeros(1), positions[None])
-    for table, want in zip(rope_angles(positions, 64, 5e5, 8.0), theirs):
-        error = (table - want[0, :, :32]).abs().amax(1)
-        assert (error <= 1e-6 + 1e-7 * positions).all()         # angles are as large as positions
 
 def test_gpt2_loads_as_the_hub_has_it():
     theirs = save_theirs('GPT2')
@@ -1100,7 +1057,7 @@ def test_gpt2_loads_as_the_hub_has_it():
     tensors = load_file('theirs/model.safetensors')
     tensors['h.0.attn.bias'] = torch.ones(1, 1, 32, 32)
     save_file(tensors, 'theirs/model.safetensors')
-    change(Path('theirs/config.json'), '"tie_word_embeddings"', '"unknown"')
+    change('theirs/config.json', '"tie_word_embeddings"', '"unknown"')
     same_logits(load_model('theirs'), theirs)
 
 # names of llama.cpp, and ours
@@ -1162,7 +1119,7 @@ def weights_of_gguf(reader, kind, c):
 def small_bpe():
     return some_tokenizer('gpt2', 'it was a cat, it was a hat, and that was that. ' * 9)
 
-@parametrize('name', ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
+@every_exported
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     import gguf
     model = small_gpt(name, vocab_size=1100)
@@ -1358,13 +1315,13 @@ def test_a_model_of_the_hub_is_downloaded_and_generates(name, hub, printed):
         texts.append(printed())
     assert texts[0] == texts[1]
     wanted = r'model.*\.safetensors|(?!manifest).*\.json'
-    needed = [file for file in os.listdir(f'hub/{name}') if re.fullmatch(wanted, file)]
-    assert sorted(os.listdir(f'cache/me/{name}')) == sorted(needed)
+    needed = {file for file in os.listdir(f'hub/{name}') if re.fullmatch(wanted, file)}
+    assert {*os.listdir(f'cache/me/{name}')} == needed
 
 def test_a_wrong_name_of_a_model_is_one_error_before_weights_are_downloaded(hub):
     put_on_hub('other')
-    change(Path('hub/other/config.json'), '"llama"', '"mamba"')
-    for name, says in ('me/none', 'me/none'), ('gpt2', 'gpt2'), ('nothing', 'nothing'), ('me/other', 'mamba'):
+    change('hub/other/config.json', '"llama"', '"mamba"')
+    for name, says in ('me/none', 'the hub does not'), ('gpt2', 'the hub does not'), ('me/other', 'mamba'):
         with user_error(says):
             find_folder(name)
     assert not [*Path('cache/me/other').glob('*.safetensors')]
@@ -1405,9 +1362,7 @@ def test_a_type_is_used_only_where_it_is_fast(place, there, want, monkeypatch):
     monkeypatch.setattr('model.can_pack', lambda place: 'FBGEMM' in there)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: 'bfloat16' in there)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    how = dict(packed='packed' in there, one_row='one_row' in there)
-    assert choose_dtype('auto', place, **how) == want
-    assert choose_dtype('float32', place, **how) == 'float32'
+    assert choose_dtype('auto', place, packed='packed' in there, one_row='one_row' in there) == want
     assert not has_fast_bfloat16('missing')
 
 # a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
@@ -1435,7 +1390,6 @@ def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypat
     if lacks != 'Python.h':
         (tmp_path / 'Python.h').touch()
     assert choose_compile('auto', place, flops=1e18) == (can == 'yes')
-    assert not choose_compile('auto', place, flops=1e12)
     for fast in True, False:        # a chip without fast bfloat16 gains from it sooner
         monkeypatch.setattr('model.has_fast_bfloat16', lambda: fast)
         assert choose_compile('auto', place, flops=2e13) == (can == 'yes' and place == 'cpu' and not fast)
@@ -1483,14 +1437,11 @@ def test_documents_keep_their_text_and_stay_on_their_side_of_the_split():
     texts = sorted(f'document {i}' for i in range(200))
     write('c.txt', '\n'.join([*texts, '  ', '']))         # blank ones are none
     data = Prepared('c.txt', vocab_size=300, separator='\\n')
-    assert data.folder == Path('data/c-bpe300')
     assert data.all_texts == texts
     assert 5 <= len(data.val_texts) <= 40
-    assert data.meta['val']['documents'] == len(data.val_texts)
 
     write('d.txt', *texts, 'one more')
-    more = Prepared('d.txt', vocab_size=300)
-    assert {*data.val_texts} <= {*more.val_texts}
+    assert {*data.val_texts} <= {*Prepared('d.txt', vocab_size=300).val_texts}
 
 @parametrize('parts', [1, 3])
 def test_fewer_than_20_documents_are_split_by_position(parts, monkeypatch):
@@ -1507,17 +1458,16 @@ def test_fewer_than_20_documents_are_split_by_position(parts, monkeypatch):
 def write_forms(texts):
     """Writes the same documents in every form. -> the paths"""
     raw = END_OF_TEXT.join(texts).encode()
-    lines = ''.join(json.dumps({'body': text}) + '\n' for text in texts).encode()
-    objects = json.dumps([{'body': text} for text in texts]).encode()
-    forms = {'a.txt': raw, 'b.txt.gz': raw, 'c.txt.xz': raw, 'd.jsonl': lines, 'e.jsonl.zst': lines, 'h.json': objects,
-             'i.txt': '\ufeff'.encode() + raw, 'f.d/picture.png': b'\x89PNG'}
-    os.mkdir('f.d')
+    objects = [{'body': text} for text in texts]
+    lines = '\n'.join(map(json.dumps, objects)).encode()
+    forms = {'a.txt': raw, 'b.txt.gz': raw, 'c.txt.xz': raw, 'd.jsonl': lines, 'e.jsonl.zst': lines,
+             'h.json': json.dumps(objects).encode(), 'i.txt': '\ufeff'.encode() + raw, 'f.d/picture.png': b'\x89PNG'}
+    write('f.d/.hidden/x.txt', 'not for training')
     for name, data in forms.items():
         with fsspec.open(name, 'wb', compression='infer') as file:
             file.write(data)
     with open('j.csv', 'w', newline='') as file:
         csv.writer(file).writerows([['id', 'body'], *enumerate(texts)])
-    write('f.d/.hidden/x.txt', 'not for training')
     for i, text in enumerate(texts):
         write(f'f.d/{i:04d}.txt', text)
     if importlib.util.find_spec('pyarrow'):
@@ -1545,8 +1495,6 @@ def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
         data = Prepared(tokenizer='byte', **knobs)
         assert data.val_texts == ['validation-0']
         assert {*data.all_texts} - {'train-0'} == {'values', 'validation-0'}
-    with user_error("no data set 'hub/nothing'"):
-        Prepared('python', tokenizer='byte', val_dataset='hub/nothing')
     os.remove('hub/validation-0.jsonl')
     assert Prepared(tokenizer='byte', **both).val_texts == ['validation-0']      # the text is not needed afterwards
 
@@ -1604,22 +1552,6 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     write_corpus('other/corpus.txt')
     with user_error('was made with source = .*remove it'):
         find('other/corpus.txt')
-
-BAD_FILES = {
-    'one_letter.txt': b'a',
-    'no_field.jsonl': b'{"a": 1}\n',
-    'nonsense.zst': b'nonsense',
-    'nonsense.parquet': b'nonsense',
-    'cut.gz': gzip.compress(b'a' * 999)[:-9],
-}
-
-@parametrize('name', BAD_FILES)
-def test_a_file_that_can_not_be_prepared_is_one_error_and_leaves_nothing(name):
-    Path(name).write_bytes(BAD_FILES[name])
-    for kind in 'bpe', 'byte':
-        with user_error('cannot read|not UTF-8|split is empty|its fields are a:'):
-            find_or_prepare(name, kind, 300)
-    assert left() == []
 
 # the summary
 
@@ -1703,8 +1635,7 @@ def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
 # prepare.py that is killed, or not alone
 
 def start(*args):
-    command = [sys.executable, HERE / 'prepare.py', *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, HERE / 'prepare.py', *args], stdout=subprocess.PIPE, text=True)
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -1769,8 +1700,7 @@ def test_a_file_of_the_web_is_taken_only_with_its_sha256(monkeypatch):
         assert left() == []
         there.write_bytes(text)         # it was not there; now it is another one
     known['sha256'] = hashlib.sha256(text).hexdigest()
-    data = Prepared('names', tokenizer='char')
-    assert {*data.all_texts} == {'emma', 'olivia'}
+    assert {*Prepared('names', tokenizer='char').all_texts} == {'emma', 'olivia'}
 # -----------------------------------------------------------------------------
 # train.py: optimizers and the schedule, beside torch's
 
@@ -1907,7 +1837,6 @@ class Run:
             self.log = [json.loads(line) for line in f]
         self.steps = [entry for entry in self.log if 'loss' in entry]
         self.losses = [entry['loss'] for entry in self.steps]
-        self.norms = [entry['grad_norm'] for entry in self.steps]
         self.val_losses = [entry['val_loss'] for entry in self.log if 'val_loss' in entry]
         self.full_loss = self.log[-1].get('full_val_loss')
         self.checkpoints = checkpoints(folder)
@@ -1932,9 +1861,9 @@ def command(line):
             return e.code
     return 0
 
-def train_here(folder, knobs='', status=0):
+def train_here(folder, knobs=''):
     """train.py with a small model and text."""
-    assert command(f'train.py {SMALL_RUN} --out_dir={folder} {knobs}') == status
+    assert command(f'train.py {SMALL_RUN} --out_dir={folder} {knobs}') == 0
     return Run(folder)
 
 def refusal(line, status=2):
@@ -1960,14 +1889,13 @@ def test_a_run_leaves_what_was_promised():
     for text in 'corpus', '96 sequences in 12 steps', f'{run.val_losses[-1]:.4f}', '--out_dir=a', 'license:':
         assert text in card
 
-    again = train_here('b', 'a/config.py --out_dir=b')      # its knobs give it once more
-    assert again.bits == run.bits
+    assert train_here('b', 'a/config.py --out_dir=b').bits == run.bits      # its knobs give it once more
     for _ in range(2):
         assert command(f'train.py {SMALL_RUN} --max_iters=1') == 0
     assert sorted(os.listdir('out')) == ['corpus', 'corpus-2']
 
 def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
-    knobs = '--max_iters=8 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias=True'
+    knobs = '--max_iters=8 --micro_batch_size=2 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias=True'
     run = train_here('a', knobs)
     folder = Path('data/corpus-byte')
     data = Shards(folder, 'train', prepare.read_meta(folder))
@@ -1975,8 +1903,7 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
     model = GPT(load_model(run.last).config)
     optimizer = torchs('adamw', model.parameters())
     for step, entry in enumerate(run.steps):
-        starts = data.starts(8 * step, 8, 16, 5)
-        x, y = data.batch(starts, 16, 'cpu')
+        x, y = data.batch(data.starts(8 * step, 8, 16, 5), 16, 'cpu')
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -2007,13 +1934,6 @@ def test_dropout_is_fresh_at_every_step_and_micro_batch():
     assert len(set(without.losses)) == 1
     assert len({*one.losses, *two.losses}) == 12        # the second micro-batch drops others than the first
 
-def test_accumulation_is_the_same_as_one_large_batch():
-    whole = train_here('m8', '--max_iters=10')
-    for micro in 4, 1:
-        parts = train_here(f'm{micro}', f'--max_iters=10 --micro_batch_size={micro}')
-        near(parts.losses, whole.losses, 1e-5)
-        near(parts.norms, whole.norms, 1e-5)
-
 class HighScaler(torch.amp.GradScaler):
     """It overflows at first, so that its scale differs from that of a new one."""
     def __init__(self, device, enabled):
@@ -2038,7 +1958,6 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(knobs, monkeypatch):
     resumed = train_here('b', f'{knobs} --init_from=resume')
     assert resumed.bits == straight.bits
     assert resumed.losses == straight.losses
-    assert resumed.full_loss == straight.full_loss
 
 @parametrize('dtype', ['float16', 'bfloat16'])
 def test_half_precision_trains_as_float32_does(dtype):
@@ -2047,7 +1966,7 @@ def test_half_precision_trains_as_float32_does(dtype):
     full = train_here('b', knobs)
     near(half.losses, full.losses, 0.02)
     # as it is, not as it is scaled
-    near(half.norms[0], full.norms[0], 0.1)
+    near(half.steps[0]['grad_norm'], full.steps[0]['grad_norm'], 0.1)
 
 def test_old_checkpoints_go_and_the_best_stays():
     # validation begins with noise, which evaluations read, and goes on as the text that is learned
@@ -2057,8 +1976,7 @@ def test_old_checkpoints_go_and_the_best_stays():
     run = train_here('a', f'{knobs} --max_iters=12')
     assert min(run.val_losses) == run.val_losses[0] > run.full_loss
     assert run.kept == [3, 9, 12]
-    more = train_here('a', f'{knobs} --max_iters=18 --init_from=resume')
-    assert more.kept == [3, 15, 18]
+    assert train_here('a', f'{knobs} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
 
 def test_a_folder_of_nanogpt_trains_as_it_is(printed):
     Path('nano').mkdir()
@@ -2066,8 +1984,7 @@ def test_a_folder_of_nanogpt_trains_as_it_is(printed):
     ids.tofile('nano/train.bin')
     ids.tofile('nano/val.bin')
     assert run_main(prepare, dataset='nano') == Path('nano')        # there is no tokenizer to compare
-    run = train_here('a', '--dataset=nano --n_embd=8 --max_iters=1')
-    near(run.losses[0], math.log(50257), 0.3)
+    near(train_here('a', '--dataset=nano --n_embd=8 --max_iters=1').losses[0], math.log(50257), 0.3)
     assert not re.search(r'\d bits per byte', printed())
     resume = 'train.py a/config.py --init_from=resume --max_iters=2'
     ids[::-1].tofile('nano/train.bin')
@@ -2083,7 +2000,6 @@ def test_a_finished_run_is_left_as_it_is(printed):
     assert f'validation loss {run.full_loss:.4f}' in printed()
     again = train_here('a', '--init_from=resume --max_iters=3')
     assert again.log == run.log
-    assert again.kept == run.kept
     assert again.bits == run.bits
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(printed):
@@ -2109,8 +2025,7 @@ def test_damage_to_a_log_keeps_nothing_from_being_saved():
 def test_a_resumed_run_says_which_knobs_are_others_and_keeps_the_old_ones(printed):
     train_here('a', '--max_iters=4 --dropout=0.1')
     train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --init_from=resume')
-    said = re.findall('since step 4: (.*)', printed())
-    assert said == ['max_iters 4 -> 5', 'batch_size 8 -> 4']
+    assert re.findall('since step 4: (.*)', printed()) == ['max_iters 4 -> 5', 'batch_size 8 -> 4']
     assert knobs_in('a/config_until_00000004.py')['batch_size'] == 8
     assert knobs_in('a/config.py')['batch_size'] == 4
 
@@ -2126,8 +2041,7 @@ def test_training_takes_the_knobs_of_the_data():
     docs = [json.dumps(dict(body=f'{i} and more')) for i in range(100)]
     write('docs.jsonl', '\n'.join(docs))
     assert command(f'train.py {SMALL_RUN} --dataset=docs.jsonl --text_field=body --val_fraction=0.5 --max_iters=1') == 0
-    val = read_json('data/docs-byte/meta.json')['val']
-    assert 30 < val['documents'] < 70
+    assert 30 < read_json('data/docs-byte/meta.json')['val']['documents'] < 70
     assert knobs_in('out/docs/config.py')['text_field'] == 'body'
 
 def test_moments_of_other_weights_are_refused():
@@ -2166,8 +2080,7 @@ CHANGES = '''
 def test_what_may_not_change_in_a_run_is_refused_by_name():
     train_here('a', '--max_iters=2')
     for knob, says in rows(CHANGES):
-        line = f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {knob}'
-        assert says in refusal(line)
+        assert says in refusal(f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {knob}')
 
 def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokenizer():
     first = train_here('a', '--max_iters=3 --tokenizer=bpe --vocab_size=300')
@@ -2193,16 +2106,15 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
 def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_there(printed):
     from transformers import AutoTokenizer
     write_corpus('new.txt', 22)
-    save_theirs('Llama', vocab_size=600)
-    save_llama2()
-    os.rename('t.json', 'theirs/tokenizer.json')
-    write('theirs/chat_template.jinja', '{{ messages }}')
+    put_on_hub('theirs')
+    base = Path('hub/theirs')
+    write(base / 'chat_template.jinja', '{{ messages }}')
     ids = dict(bos_token_id=1, eos_token_id=[2, 7], pad_token_id=0)
-    write('theirs/config.json', json.dumps(read_json('theirs/config.json') | ids))
-    knobs = '--dataset=new.txt --init_from=theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
+    write(base / 'config.json', json.dumps(read_json(base / 'config.json') | ids))
+    knobs = '--dataset=new.txt --init_from=hub/theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
     last = train_here('b', knobs).last
     for name in 'chat_template.jinja', 'generation_config.json':
-        assert (last / name).read_bytes() == Path('theirs', name).read_bytes()
+        assert (last / name).read_bytes() == (base / name).read_bytes()
     assert ids.items() <= read_json(last / 'config.json').items()
     shard, = Path('data').glob('new-*/train_000.bin')
     shard = np.fromfile(shard, np.uint16)
@@ -2276,13 +2188,10 @@ def test_evaluation_takes_no_more_at_once_than_training():
 
 @parametrize('now, want', [('bfloat16', 'bfloat16'), ('float16', 'auto')])
 def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
-    folder = train_here('a', '--max_iters=1').last
-    change(folder / 'training.json', '"cpu"', '"cuda"')
-    change(folder / 'training.json', '"float32"', '"bfloat16"')
-    monkeypatch.setattr('train.init_from', 'resume')
+    save_checkpoint('a/step_1', small_gpt(), 'no tokenizer', None, dict(device='cuda', dtype='bfloat16'), {})
     monkeypatch.setattr('train.choose_dtype', lambda dtype, place: now)
-    monkeypatch.setattr('train.newest_whole', lambda run, say: folder)
-    _, state = train.read_state(Path('a'), 'cuda:0')
+    with train_knobs(init_from='resume'):
+        _, state = train.read_state(Path('a'), 'cuda:0')
     assert state['dtype'] == want
 
 def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(monkeypatch):
@@ -2332,8 +2241,7 @@ def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, printed):
     near(rates[40], 0.05 + 0.95 * 0.33 / 0.65, 0.05)
     assert rates[-1] < 0.08
     assert '50 s left' in lines_of_steps(printed())['12']
-    again = train_here('b', f'{knobs} --init_from=resume')
-    assert again.log == run.log
+    assert train_here('b', f'{knobs} --init_from=resume').log == run.log
 
 class FakeWandb:
     """wandb, which keeps its entries and ids, and may fail at the second entry."""
@@ -2421,8 +2329,7 @@ def test_generation_is_the_plain_loop_past_the_context(name, block_size):
     for length in 1, 16, 20:
         prompt = random_ids(length).tolist()
         want = plain_generate(model, prompt, 40)
-        found = draws(model, [prompt], 40, temperature=0)
-        assert found == [want]
+        assert draws(model, [prompt], 40, temperature=0) == [want]
 
 @parametrize('options', [{}, dict(top_k=20, top_p=0.8)])
 def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(options):
@@ -2446,8 +2353,8 @@ def test_a_text_ends_at_its_stop_token_and_the_batch_with_its_last_text():
     assert set(first[end:]) == {stop[0]}
 
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
-    ids = draws(small_gpt(), [[0]], 100, vocab_size=10)
-    assert max(ids[0]) < 10
+    [ids] = draws(small_gpt(), [[0]], 100, vocab_size=10)
+    assert max(ids) < 10
 
 @needs_compiler
 @parametrize('B', [1, 2])
@@ -2515,7 +2422,6 @@ def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(pri
     assert len({*together}) == 5
 
 def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
-    write_run('old', age=20)
     write_run('new', age=10)
     write_run('older', age=30)
     shutil.copytree('out/new/step_1', 'out/new/step_2')
@@ -2594,8 +2500,7 @@ def test_two_processes_say_what_they_lose_to_each_other():
     assert '2 processes; adding their gradients takes' in out
 
 def test_the_ladder_and_sampling_say_how_fast():
-    rows = table(run_bench('--what=ladder'))
-    assert len(rows) == 6
+    assert len(table(run_bench('--what=ladder'))) == 6
     out = run_bench('--what=sample --samples=3 --new_tokens=10 --rounds=1')
     _, _, rate, ms = numbers_after('sample', out)
     assert rate == pytest.approx(3e3 / ms, rel=0.02)
@@ -2799,8 +2704,7 @@ def test_an_experiment_trains_every_arm_with_every_seed_and_goes_on_where_it_was
     lab = f'--what=compare {knobs} --out_dir=out/lab --seeds=2 --seed=4'
     arms = 'as it is: ; small one: small.py --n_layer=1\n'
     rows = table(run_bench(lab, arms=arms))
-    made = sorted(os.listdir('out/lab'))
-    assert made == ['as_it_is-4', 'as_it_is-5', 'curves.png', 'small_one-4', 'small_one-5']
+    assert {*os.listdir('out/lab')} == {'as_it_is-4', 'as_it_is-5', 'curves.png', 'small_one-4', 'small_one-5'}
     small = load_model(Run('out/lab/small_one-5').last).config
     assert (small.n_embd, small.n_layer) == (16, 1)
     # each is what train.py alone makes of it
@@ -2816,16 +2720,8 @@ def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does():
     rows = table(run_bench('--what=compare --seeds=1 --max_iters=2', arms=arms))
     assert (rows['ill'][0], rows['ill'][-1]) == ('inf ± 0.0000', '0 of 1')
     assert (rows['well'][0][:2], rows['well'][-1]) == ('5.', '1 of 1')
-    wrong = {
-        'bad: --batch_size=4 --micro_batch_size=3': 'out/bad-1: .* status 2: .*does not divide',
-        'a:; b: --n_emb=3': 'did you mean n_embd',
-        '': 'there are no arms',
-    }
-    for arms, says in wrong.items():
-        with user_error(says):
-            run_bench('--what=compare', arms=arms)
-    with user_error('give rows'):
-        run_bench('--what=compare --arms=a: --picture=row')
+    with user_error('out/bad-1: .* status 2: .*does not divide'):
+        run_bench('--what=compare', arms='bad: --batch_size=4 --micro_batch_size=3')
 
 def test_curves_of_several_runs_are_one_table_and_one_picture():
     for name, last in ('a', 3), ('b', 2.5):
@@ -2834,9 +2730,6 @@ def test_curves_of_several_runs_are_one_table_and_one_picture():
     cells = table(run_bench('--what=curves --runs=a,b'))
     assert cells['b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '1 of 1']
     assert Path('out/curves.png').stat().st_size > 5000
-    for wrong in '', 'a,gone':
-        with user_error('give folders'):
-            run_bench(f'--what=curves --runs={wrong}')
 
 # the best is the last, at the top; what ended above the beginning is drawn there
 SPREAD = 0.5 ** 0.5
@@ -2873,13 +2766,16 @@ MISTAKES = {*HERE.glob('config/broken_*.py')}
 LABS = {*HERE.glob('config/lab_*.py')}
 CONFIGS = {*HERE.glob('config/*.py')} - MISTAKES - LABS
 
-@parametrize('path', sorted(CONFIGS), ids=lambda path: path.stem)
+def each_of(paths):
+    return parametrize('path', sorted(paths), ids=lambda path: path.stem)
+
+@each_of(CONFIGS)
 def test_every_config_file_trains_a_step(path):
     line = f'train.py {path} {SMALL_RUN} --d_ff=0 --micro_batch_size=0 --init_from=scratch --max_iters=1 --out_dir=a'
     assert command(line) == 0
     assert len(Run('a').steps) == 1
 
-@parametrize('path', sorted(LABS), ids=lambda path: path.stem)
+@each_of(LABS)
 def test_every_question_has_arms_that_can_be_read(path, monkeypatch):
     knobs = Knobs(bench.config.defaults)
     knobs.read([f'{HERE}/config/lab.py', str(path)])
@@ -2889,7 +2785,7 @@ def test_every_question_has_arms_that_can_be_read(path, monkeypatch):
     monkeypatch.chdir(HERE)
     assert len(bench.read_arms()) > 3
 
-@parametrize('path', sorted(MISTAKES), ids=lambda path: path.stem)
+@each_of(MISTAKES)
 def test_every_mistake_of_the_museum_changes_what_is_learned(path):
     knobs = '--max_iters=6' + ' --dtype=float16' * (path.stem == 'broken_no_scale')
     healthy = train_here('a', knobs)
@@ -2975,13 +2871,12 @@ def write_faults(fault):
     write('faults.py', FAULTS.replace('FAULT', fault))
 
 def test_training_on_a_text_and_sampling_need_nothing_but_their_commands(printed):
-    write_corpus('my_text.txt')
     small = '--vocab_size=300 --n_embd=32 --n_head=2 --block_size=32 --max_iters=40 --eval_interval=20 --device=cpu'
-    done = launch(HERE / 'train.py', '--dataset=my_text.txt', *small.split())
-    run = Run('out/my_text')
+    done = launch(HERE / 'train.py', '--dataset=corpus.txt', *small.split())
+    run = Run('out/corpus')
     assert run.kept == [20, 40]
     assert run.val_losses[1] < run.val_losses[0]
-    assert Path('out/my_text/curves.png').stat().st_size > 5000
+    assert Path('out/corpus/curves.png').stat().st_size > 5000
     line = re.search(r'python (sample\.py .*)', done.stdout)[1]
     printed()
     assert command(f'{line} --start=def --max_new_tokens=20') == 0
@@ -3057,8 +2952,7 @@ def test_a_signal_before_the_first_step_and_a_second_ctrl_c_end_it():
 @not_windows
 def test_a_signal_in_the_last_evaluation_is_not_lost():
     write_faults('if len(_seen) == 3: os.kill(os.getpid(), signal.SIGTERM)')
-    process = start_alone(f'train.py {SMALL_RUN} faults.py --max_iters=2 --out_dir=a')
-    assert status_of(process) == 128 + signal.SIGTERM
+    assert status_of(start_alone(f'train.py {SMALL_RUN} faults.py --max_iters=2 --out_dir=a')) == 128 + signal.SIGTERM
     assert Run('a').kept == [2]
 
 NOBODY_READS = {
@@ -3109,19 +3003,14 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
 
 @not_windows
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
-    straight = train_here('a', '--max_iters=12')
-    old = train_here('b', '--max_iters=4 --eval_interval=2 --lr_decay_iters=12')
+    old = train_here('b', '--max_iters=4 --eval_interval=2')
     write_faults('resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, 90_000))')
     knobs = '--max_iters=12 --eval_interval=4 --keep_checkpoints=1 --init_from=resume'
-    process = start_alone(f'train.py {SMALL_RUN} faults.py {knobs} --out_dir=b')
-    assert status_of(process) == 2
+    assert status_of(start_alone(f'train.py {SMALL_RUN} faults.py {knobs} --out_dir=b')) == 2
     assert 'training goes on' in said()
     assert 'error: b/step_00000012 cannot be saved' in said().splitlines()[-1]
     assert Run('b').bits == old.bits
     assert Run('b').kept == [2, 4]          # nothing is dropped for what was not saved
-    assert not any(Path('b').glob('.step*'))
-    resumed = train_here('b', '--max_iters=12 --init_from=resume')
-    assert resumed.bits == straight.bits
 
 # what stands for Slurm, which starts a command on each of two nodes and hands signals on
 COMMANDS = {
@@ -3172,6 +3061,10 @@ def test_a_job_as_the_readme_has_it_survives_a_killed_process_and_is_queued_agai
 BAD_INPUT = '''
 train.py --bach_size=4 | batch_size
 train.py --batch_size=four | a whole number
+train.py --batch_size | --batch_size=value
+train.py --learning_rate=inf | a number
+train.py --bias=1 | True or False
+train.py --zzz=1 | --help
 train.py --gradient_accumulation_steps=8 | batch_size counts
 train.py stray | stray
 train.py config/nope.py | config/nope.py
@@ -3192,28 +3085,50 @@ sample.py | python train.py
 sample.py --out_dir=nowhere | nowhere
 sample.py --temperature=-1 | temperature
 sample.py --top_p=0 | top_p
-prepare.py --dataset=empty.txt | text
-prepare.py --dataset=latin.txt | latin.txt
+prepare.py --dataset=empty.txt | split is empty
+prepare.py --dataset=latin.txt | latin.txt is not UTF-8
+prepare.py --dataset=letter.txt | split is empty
+prepare.py --dataset=letter.txt --tokenizer=byte | split is empty
+prepare.py --dataset=no_field.jsonl | its fields are a:
+prepare.py --dataset=nonsense.zst | cannot read nonsense.zst
+prepare.py --dataset=nonsense.parquet | cannot read nonsense.parquet
+prepare.py --dataset=cut.gz | cannot read cut.gz
+prepare.py --dataset=cut.gz --tokenizer=byte | cannot read cut.gz
 prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=bep | bep
 prepare.py --dataset=small.txt --tokenizer=bad.json | bad.json
+prepare.py --dataset=small.txt --val_dataset=no/such.txt | no/such.txt
 prepare.py --dataset=small.txt --tokenizer=list.json | list.json does not hold a JSON object
 prepare.py --dataset=small.txt --compare=bad.json | bad.json
 prepare.py --dataset=small.txt --pattern=gpt3 | gpt3
 prepare.py --dataset=small.txt --val_fraction=1 | val_fraction
 prepare.py --dataset=small.txt --shard_tokens=0 | shard_tokens
 bench.py --what=nonsense | nonsense
+bench.py --what=compare | there are no arms
+bench.py --what=compare --arms=a:;b:--n_emb=3 | did you mean n_embd
+bench.py --what=compare --arms=a: --picture=row | give rows
+bench.py --what=curves | give folders
+bench.py --what=curves --runs=nowhere | give folders
 '''
+BAD_FILES = {
+    'empty.txt': b'',
+    'letter.txt': b'a',
+    'small.txt': b'a few words ' * 10,
+    'latin.txt': b'd\xe9j\xe0 vu ' * 1000,
+    'no_field.jsonl': b'{"a": 1}\n',
+    'nonsense.zst': b'nonsense',
+    'nonsense.parquet': b'nonsense',
+    'cut.gz': gzip.compress(b'a' * 999)[:-9],
+    'bad.json': b'{"version": "1.0"}',
+    'list.json': b'[]',
+    'broken.py': b'seed = 1\nbatch_size = \n',
+}
 
 @parametrize('line, says', rows(BAD_INPUT))
 def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, says):
-    Path('empty.txt').touch()
-    write('small.txt', 'a few words ' * 10)
-    Path('latin.txt').write_bytes(b'd\xe9j\xe0 vu ' * 1000)
-    write('bad.json', '{"version": "1.0"}')
-    write('list.json', '[]')
-    write('broken.py', 'seed = 1\nbatch_size = \n')
+    for name, data in BAD_FILES.items():
+        Path(name).write_bytes(data)
     assert says in refusal(line)
     assert not any(Path('out').glob('*/*.py'))
     assert not left() or 'train.py' in line
@@ -3274,7 +3189,7 @@ def course_angles(d, theta, positions):
     return [table.view(*positions.shape, 1, d // 2) for table in tables]
 
 def course_config(**fields):
-    return GPTConfig(qk_norm=False, tie_weights=False, **fields)
+    return GPTConfig(qk_norm=False, **fields)
 
 def run_linear(d_in, d_out, weights, in_features):
     return filled(Linear(d_in, d_out), {'weight': weights})(in_features)
@@ -3319,8 +3234,7 @@ def run_transformer_block(d_model, num_heads, d_ff, max_seq_len, theta, weights,
     config = course_config(n_embd=d_model, n_head=num_heads, d_ff=d_ff)
     positions = torch.arange(in_features.size(1))
     angles = course_angles(d_model // num_heads, theta, positions)
-    block = filled(Block(config), weights, num_heads)
-    return block(in_features, angles)
+    return filled(Block(config), weights, num_heads)(in_features, angles)
 
 def run_transformer_lm(vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta, weights,
                        in_indices):
