@@ -1,8 +1,9 @@
 question = 'What do the tricks of the speedruns buy?'
 # The tricks of config/train_tricks.py, which are the default run's and value embeddings, and the same without one of
-# them, three seeds.
+# them, three seeds, at equal tokens, or in equal time (not compiled: the first run would do nothing else).
 #   python bench.py config/lab.py config/lab_tricks.py --dataset=my_text.txt
-#   python bench.py config/lab.py config/lab_tricks.py --dataset=my_text.txt --max_minutes=0.5 --max_iters=100000
+#   python bench.py config/lab.py config/lab_tricks.py --dataset=my_text.txt --max_minutes=0.5 --max_iters=100000 \
+#       --compile=False --out_dir=out/lab_tricks_time
 what = 'compare'
 out_dir = 'out/lab_tricks'
 value_embeds = True
