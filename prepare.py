@@ -124,10 +124,7 @@ def standard_library():
     return sorted(files, key=Path.as_posix)
 
 def own_files(dataset):
-    """
-    The file at a path, or the files in the folder there that are not hidden; only its .parquet and .jsonl, if it has
-    some (as on the Hugging Face hub, with a README.md about them). None if there is neither.
-    """
+    """The file at a path, or those in the folder there that are not hidden: only .parquet and .jsonl, if it has any."""
     if os.path.isfile(dataset):
         return [Path(dataset)]
     found = sorted(Path(dataset).rglob('*'))
@@ -255,13 +252,12 @@ def join_parts(parts):
 
 def split_documents(files, val_files, separator, val_fraction):
     """Yields (split, part of the text), in order. Without val_files, validation gets val_fraction of the documents."""
-    docs = documents(files, separator)
     if val_files:
-        for text in docs:
-            yield 'train', text + b'\xff'
-        for text in documents(val_files, separator):
-            yield 'val', text + b'\xff'
+        for split, paths in ('train', files), ('val', val_files):
+            for text in documents(paths, separator):
+                yield split, text + b'\xff'
         return
+    docs = documents(files, separator)
     first = list(islice(docs, 1000))
     if len(first) < 20:
         yield from split_by_position(first, val_fraction)

@@ -182,9 +182,9 @@ def read_prompt(start):
 def find_stop(folder, tok):
     """The ids that end a text: those of config.json, one or a list, else the tokenizer's; perhaps none."""
     stop = read_json(folder / 'config.json').get('eos_token_id')
-    stop = tok.eot if stop is None else stop
-    stop = stop if isinstance(stop, list) else [stop]
-    return [id for id in stop if id is not None]
+    if isinstance(stop, list):
+        return stop
+    return [id for id in (stop, tok.eot) if id is not None][:1]
 
 def say(text):          # to standard error: standard output is the text alone
     print(text, file=sys.stderr)
