@@ -50,10 +50,10 @@ CHOICES = dict(
 class GPTConfig:
     block_size: int = 128           # the longest context, in tokens
     vocab_size: int = 4096
-    n_layer: int = 2
+    n_layer: int = 3
     n_head: int = 4
     n_kv_head: int = 0              # heads of keys and values (GQA, arXiv:2305.13245); 0: n_head
-    n_embd: int = 256
+    n_embd: int = 128
     head_dim: int = 0               # size of a query, key or value; 0: n_embd / n_head
     d_ff: int = 0                   # width inside the MLP; 0: for swiglu 8/3 n_embd, in multiples of 64; else 4 n_embd
     rope_theta: float = 10000.0
@@ -157,10 +157,7 @@ def fused_attention(q, k, v, mask=None, dropout=0.0):
 LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 def rope_slowdown(freqs, factor):
-    """
-    What Llama 3.1, to read longer texts, multiplies rope's frequencies by: 1 where a pair turns 4 times or more in a
-    context of 8,192, 1 / factor where it does not turn once.
-    """
+    """Llama 3.1 multiplies rope's frequencies by 1 (4 or more turns in 8,192 tokens) down to 1 / factor (1 or none)."""
     low, high, context = LLAMA3.values()
     turns = freqs * context / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
