@@ -434,8 +434,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
         if self.config.position == 'rope' and not self.lm_head.weight.is_meta:
-            positions = torch.arange(self.config.block_size)
-            c = self.config
+            c, positions = self.config, torch.arange(self.config.block_size)
             tables = rope_angles(positions, c.head_dim, c.rope_theta, c.rope_factor)      # (block_size, hs/2) each
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
@@ -834,8 +833,6 @@ KEPT_IDS = 'bos_token_id', 'eos_token_id', 'pad_token_id'
 
 def keep_from(folder):
     """What a model trained further keeps of the folder it came from: {file: bytes}, {id in config.json: value}"""
-    if not folder:
-        return {}, {}
     config = read_json(folder / 'config.json')
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     return files, {name: config[name] for name in KEPT_IDS if name in config}

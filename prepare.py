@@ -129,8 +129,7 @@ def own_files(dataset):
         return [Path(dataset)]
     found = sorted(Path(dataset).rglob('*'))
     found = [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
-    tables = [path for path in found if {'.parquet', '.jsonl'} & {*path.suffixes}]
-    return tables or found
+    return [path for path in found if {'.parquet', '.jsonl'} & {*path.suffixes}] or found
 
 def split_by_name(files):
     """-> files for training, and those whose names say that they are for validation; tables for tests are neither"""

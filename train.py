@@ -984,7 +984,7 @@ def main():
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
-    kept = keep_from(resumed or source)
+    kept = keep_from(resumed or source) if resumed or source else ({}, {})
     run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, max_sequences, kept)
     state.update(dtype=type_, compile=compiled)
     if writing:
