@@ -239,10 +239,11 @@ def test_a_bug_keeps_its_traceback():
     assert re.search('Traceback.*ZeroDivisionError', bug.stderr, re.S)
 
 @parametrize('error, status, says', [
+    (OSError(28, 'No space left on device'), 2, 'make room'),
     (PermissionError(13, 'Permission denied'), 2, 'folder that you may write to'),
     (KeyboardInterrupt(), 130, 'stopped'),
 ])
-def test_a_folder_that_can_not_be_written_to_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
+def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
     def main():
         raise error
 
@@ -996,6 +997,7 @@ def test_a_checkpoint_gives_the_same_model_back(name):
     again = load_model(save(model), attention=model.config.attention)
     assert again.config == model.config
     assert torch.equal(again(idx), model(idx))
+    assert again.num_params() == model.num_params()
 
 def same_logits(ours, theirs):
     """That a model of ours and one of transformers have the same logits."""
@@ -3011,6 +3013,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     assert 'error: b/step_00000012 cannot be saved' in said().splitlines()[-1]
     assert Run('b').bits == old.bits
     assert Run('b').kept == [2, 4]          # nothing is dropped for what was not saved
+    assert not any(Path('b').glob('.step*'))
 
 # what stands for Slurm, which starts a command on each of two nodes and hands signals on
 COMMANDS = {
@@ -3189,7 +3192,7 @@ def course_angles(d, theta, positions):
     return [table.view(*positions.shape, 1, d // 2) for table in tables]
 
 def course_config(**fields):
-    return GPTConfig(qk_norm=False, **fields)
+    return GPTConfig(qk_norm=False, tie_weights=False, **fields)
 
 def run_linear(d_in, d_out, weights, in_features):
     return filled(Linear(d_in, d_out), {'weight': weights})(in_features)
