@@ -2056,14 +2056,9 @@ def test_moments_of_other_weights_are_refused():
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     train_here('a', '--max_iters=4')
     os.rename('a', 'b')
-    os.rename('b/step_00000004', 'b/step_00000009')
     assert command('train.py b/config.py --init_from=auto --max_iters=5') == 0
     assert not Path('a').exists()
     assert Run('b').kept == [4, 5]
-    assert not any(Path('b').glob('damaged*'))
-    shutil.copytree('b/step_00000004', 'b/step_00000077')
-    assert command('train.py b/config.py --init_from=auto --max_iters=6') == 0
-    assert Run('b').kept[-2:] == [5, 6]
     shutil.copy('b/config.py', 'mine.py')           # as a model for another run
     assert command('train.py mine.py --max_iters=1') == 0
     assert Run('out/corpus').kept == [1]
@@ -2180,13 +2175,6 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
     fault = 'another fault'
     with pytest.raises(RuntimeError, match=fault):
         fit(8)
-
-def test_evaluation_takes_no_more_at_once_than_training():
-    model, sizes = small_gpt(), []
-    model.register_forward_hook(lambda model, inputs, loss: sizes.append(len(inputs[0])))
-    for most in 3, 100:
-        train.evaluate(model, SomeIds(), 8, 800, most)
-    assert sizes == 33 * [3] + [1, 100]
 
 @parametrize('now, want', [('bfloat16', 'bfloat16'), ('float16', 'auto')])
 def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
@@ -2922,7 +2910,7 @@ def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is
     wait_for(ranks[0], '\nstep 3 ')
     # meanwhile nobody else may train there
     refused = refusal(f'{line} --init_from=auto')
-    assert f'another process trains in b (the last to start there: process {ranks[0].pid} on' in refused
+    assert f'another process trains in b (process {ranks[0].pid} on' in refused
     os.kill(ranks[-1].pid, kind)
     assert [status_of(process) for process in ranks] == [128 + kind] * n
     step = Run('b').kept[0]

@@ -14,7 +14,6 @@ It prepares the data if they are missing, prints a line every log_interval steps
 and writes out/<run>/: checkpoints step_00001000/ that Hugging Face opens, config.py, log.jsonl, curves.png.
 """
 import atexit
-import hashlib
 import json
 import math
 import os
@@ -330,20 +329,23 @@ def get_lr(it):
         left = 0.5 * (1 - math.cos(math.pi * (end - it) / (end - warmup_iters)))
     return lowest + left * (learning_rate - lowest)
 
+def max_seconds():
+    """How long training may take."""
+    return 60 * max_minutes or math.inf
+
 def schedule_step(step, seconds, first):
     """
     The step of the schedule to use. It is `step`, unless max_minutes is set and the clock is further on (after the
     warm-up). first: the seconds up to the end of the first step, which may compile and does not count.
     """
-    if not max_minutes or step <= warmup_iters:
+    if step <= warmup_iters:
         return step
-    share = (seconds - first) / max(60 * max_minutes - first, 1)
+    share = (seconds - first) / max(max_seconds() - first, 1)
     return max(step, share * (lr_decay_iters or max_iters))
 
 def finished(step, state):
     """Whether training is over."""
-    out_of_time = max_minutes > 0 and state['seconds'] >= 60 * max_minutes
-    return step >= max_iters or out_of_time
+    return step >= max_iters or state['seconds'] >= max_seconds()
 
 def evaluation_due(step, state):
     """Whether to evaluate now: after every eval_interval steps and after the last one, but never twice."""
@@ -352,8 +354,7 @@ def evaluation_due(step, state):
 
 def seconds_left(step, step_seconds, state):
     """An estimate of the seconds until training is over."""
-    left = (max_iters - step) * step_seconds
-    return min(left, 60 * max_minutes - state['seconds']) if max_minutes else left
+    return min((max_iters - step) * step_seconds, max_seconds() - state['seconds'])
 
 def largest_divisor(n, limit):
     """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
@@ -379,13 +380,12 @@ def micro_batches(data, first, step, T, micro, place):
     number of sequences before this step, so there is no loader state to save.
     """
     starts = data.starts(first, batch_size, T, seed)
-    grad_accum = batch_size // WORLD_SIZE // micro
-    for i in range(RANK * grad_accum, (RANK + 1) * grad_accum):
+    share = batch_size // WORLD_SIZE
+    for i in range(RANK * share, (RANK + 1) * share, micro):
         # dropout's seed depends on the step and the micro-batch: any number of processes drops the same, as long as
         # micro-batches have the same size
-        if config['dropout']:
-            torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
-        yield data.batch(starts[i * micro:(i + 1) * micro], T, place)
+        torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
+        yield data.batch(starts[i:i + micro], T, place)
 
 def training_step(model, opt, scaler, batches, grad_accum, lr):
     """
@@ -411,18 +411,17 @@ def make_scaler(place, type_):
     return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens, max_sequences=math.inf):
+def evaluate(model, data, T, max_tokens):
     """
-    Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T, at most max_sequences
-    at a time. A shorter last one counts only with 0, or if it is alone. Any number of processes gets the same result.
+    Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T. Any number of
+    processes gets the same result.
     """
     model.eval()
-    n = len(data) - 1           # every token but the first is a target
-    if max_tokens:
-        n = min(n, max_tokens)
-    starts, at_once = range(0, n - T + 1, T), max(min(8192 // T, max_sequences), 1)
+    n = min(len(data) - 1, max_tokens or math.inf)      # every token but the first is a target
+    starts = range(0, n - T + 1, T)
+    at_once = max(2048 // T, 1)         # more would be hardly faster, and may not fit where training does
     batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
-    if n % T and (max_tokens == 0 or n < T):        # the last, shorter sequence
+    if n % T:           # the last, shorter sequence
         batches.append([n - n % T])
     total, count = 0.0, 0
     for batch in batches[RANK::WORLD_SIZE]:
@@ -451,8 +450,8 @@ def check_finite(step, opt, loss=0.0):
 # -----------------------------------------------------------------------------
 # a run: what it holds, its evaluations, its checkpoints
 
-# what a run needs to resume, kept in training.json. read_state() adds the kind of device, check_same_data() the hash
-# of the data, save() the optimizer's t and the scaler's state
+# what a run needs to resume, kept in training.json. read_state() adds the kind of device, main() the hash of the data,
+# save() the optimizer's t and the scaler's state
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the end of the first step
@@ -475,7 +474,6 @@ class Run:
     tok: object             # the tokenizer; None if there is no tokenizer.json
     tok_path: Path
     T: int                  # tokens in a sequence
-    max_sequences: float             # how many sequences an evaluation may take at once
     kept: tuple             # of the folder the run began from: see keep_from
     log: 'Log' = None       # only in the process that writes
     drawn: float = -math.inf        # when the picture was last drawn
@@ -484,7 +482,7 @@ def evaluate_and_save(run, step):
     """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
     model, opt, state = run.model, run.opt, run.state
     opt.synchronize()           # another card may have used another kernel and drifted by an ulp
-    val_loss = evaluate(model, run.val_data, run.T, eval_tokens, run.max_sequences)
+    val_loss = evaluate(model, run.val_data, run.T, eval_tokens)
     check_finite(step, opt, val_loss)
     entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
                  val_bpb=bits_per_byte(val_loss, run.meta))
@@ -532,14 +530,11 @@ def save(run, step, last=True):
 
 def restore(folder, opt, state):
     """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
-    before = state['knobs'].get('optimizer', optimizer)
-    if before != optimizer:
-        raise UserError(f'{folder} was trained with --optimizer={before}: give that one, or start a new run with '
-                        f'--init_from={folder}')
     views, found = opt.tensors(), load_file(folder / 'training.safetensors')
-    if found.keys() != views.keys():
-        raise UserError(f'{folder} was trained with another optimizer, or with other weights frozen: start a new run '
-                        f'with --init_from={folder}')
+    before = state['knobs'].get('optimizer', optimizer)
+    if before != optimizer or found.keys() != views.keys():
+        raise UserError(f'{folder} was trained with --optimizer={before}, or with other weights frozen: do so again, '
+                        f'or start a new run with --init_from={folder}')
     for name, tensor in found.items():
         views[name].copy_(tensor)
     opt.t = state['t']
@@ -592,24 +587,19 @@ def compile_and_fit(model, opt, data, T, place, before):
 
 class Interrupt:
     """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and ends. A second one ends the process."""
-    def __init__(self):
-        self.signal, self.heard, self.before = 0, 0.0, {}
+    signal, heard = 0, 0.0          # which one came, and when
 
     def listen(self):
         for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1'):
             number = getattr(signal, name, None)        # Windows lacks two
             if number and signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores SIGHUP
-                self.before[number] = signal.signal(number, self.hear)
+                signal.signal(number, self.hear)
 
     def hear(self, number, frame):
         if not self.signal:
             self.signal, self.heard = number, time.monotonic()
         elif time.monotonic() > self.heard + 1:         # torchrun passes a Ctrl-C on, so it comes twice
             sys.exit(128 + number)
-
-    def end(self):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
 
 # knobs that may differ from node to node, as long as they lead to the same data and checkpoints
 OWN_KNOBS = ('dataset', 'tokenizer', 'workers', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
@@ -622,9 +612,9 @@ def connect(place, **shared):
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     # subtle: gloo's threads need Python to free what was sent last, and abort if Python has shut down
     atexit.register(time.sleep, 0.1)
-    numbers = [int(hashlib.sha256(repr(value).encode()).hexdigest()[:12], 16) for value in shared.values()]
-    largest, smallest = combine('MAX', *numbers), combine('MAX', *[-number for number in numbers])
-    differ = [name for name, high, low in zip(shared, largest, smallest) if high != -low]
+    everyones = [None] * WORLD_SIZE
+    dist.all_gather_object(everyones, shared)
+    differ = [name for name in shared if any(theirs[name] != shared[name] for theirs in everyones)]
     if differ:
         here = ', '.join(f'{name} = {shared[name]!r}' for name in differ)
         raise UserError(f'the processes do not have the same {" and ".join(differ)} (here {here}): start all of them '
@@ -664,20 +654,21 @@ def lock(run):
     try:
         guard.acquire(timeout=0)
     except Timeout:
-        last = process.read_text() if process.exists() else 'unknown'
-        raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for it to end, '
-                        f'stop it, or give another --out_dir')
+        raise UserError(f'another process trains in {run} ({process.read_text()}): wait for it to end, stop it, or '
+                        f'give another --out_dir')
+    process.write_text(f'process {os.getpid()} on {socket.gethostname()}')
     return guard
 
 def read_log(run):
     """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
-    if not (run / 'log.jsonl').exists():
-        return []
-    entries = []
-    for line in (run / 'log.jsonl').read_text(errors='replace').splitlines():
-        with suppress(ValueError, RecursionError):
-            entries.append(json.loads(line))
-    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get('step'), int)]
+    path, entries = run / 'log.jsonl', []
+    lines = path.read_text(errors='replace').splitlines() if path.exists() else []
+    for line in lines:
+        with suppress(ValueError):
+            match json.loads(line):
+                case {'step': int()} as entry:
+                    entries.append(entry)
+    return entries
 
 def points(entries, name):
     """[(step, value), ...] from those entries of a log that have this value."""
@@ -690,18 +681,14 @@ if Path(__file__).name == 'config.py':
     out_dir = Path(__file__).parent.as_posix()
 '''
 
-def start_files(run, resumed, state, knobs):
+def start_files(run, state, knobs):
     """
     Writes config.py, and drops what came after the checkpoint that a run resumes from. Says which knobs have changed
     since, and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
-    write(run / '.process', f'process {os.getpid()} on {socket.gethostname()}')
     for unfinished in run.glob('.step_*.partial'):
         shutil.rmtree(unfinished)
-    folder = run / f'step_{step:08d}'
-    if resumed and not folder.exists():         # somebody renamed it
-        resumed.rename(folder)
     for later in checkpoints(run):
         if int(later.name[5:]) > step:          # not whole, or a copy under another number
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
@@ -799,7 +786,7 @@ def read_state(run, place):
     kind = place.split(':')[0]
     if kind == 'cuda' and choose_dtype('auto', place) != 'bfloat16':
         kind = 'cuda without bfloat16'
-    if not may_resume() or not checkpoints(run):
+    if not checkpoints(run):
         return None, dict(NEW_STATE, device=kind)
     folder = newest_whole(run, say)
     state = {**NEW_STATE, **read_json(folder / 'training.json')}
@@ -834,8 +821,8 @@ def open_data(source):
     -> the data folder, its meta.json, its tokenizer (or None), training and validation data; prepared if missing, for
     the model in the folder source if there is one. Raises UserError if they are damaged, too few, or for another model.
     """
-    source_path = source / 'tokenizer.json' if source else None
-    folder = find_or_prepare(dataset, str(source_path) if source else tokenizer, vocab_size)
+    source_path = source / 'tokenizer.json' if source else Path(tokenizer)
+    folder = find_or_prepare(dataset, str(source_path), vocab_size)
     meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
@@ -846,13 +833,6 @@ def open_data(source):
     if tok and source and source_path.exists() and tok.vocab != load_tokenizer(source_path).vocab:
         raise UserError(f'{folder} was made with another tokenizer than {source_path}: give the text as --dataset')
     return folder, meta, tok, train_data, val_data
-
-def check_same_data(resumed, state, meta):
-    """Notes which data a run is trained on. Raises UserError if a resumed run was trained on other data."""
-    if resumed and state['data'] != data_hash(meta):
-        raise UserError(f'{resumed} was trained on other data: resume it with its own config.py, or start a new run '
-                        f'with --init_from={resumed}')
-    state['data'] = data_hash(meta)
 
 def make_model(folder, vocab, resumed):
     """The model in a folder, or a new one. Raises UserError if the knobs ask for a different model."""
@@ -946,8 +926,10 @@ def main():
 
     # the data and the other processes
     folder, meta, tok, train_data, val_data = open_data(source)
-    check_same_data(resumed, state, meta)
-    step = state['step']
+    data = data_hash(meta)
+    if resumed and state['data'] != data:
+        raise UserError(f'{resumed} was trained on other data: resume it with its own config.py, or start a new run '
+                        f'with --init_from={resumed}')
 
     # the model
     torch.manual_seed(seed)
@@ -955,9 +937,9 @@ def main():
     model.compute_dtype = getattr(torch, type_)
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
-    connect(place, step=step, checkpoint=file_sha256(resumed / MANIFEST) if resumed else '', data=data_hash(meta),
+    connect(place, checkpoint=file_sha256(resumed / MANIFEST) if resumed else '', data=data,
             tokenizer=meta.get('tokenizer_sha256'), **{name: x for name, x in knobs.items() if name not in OWN_KNOBS})
-    say(f'data    | {meta["source"]}, hash {data_hash(meta)}, in {folder}')
+    say(f'data    | {meta["source"]}, hash {data}, in {folder}')
     say(f'device  | {place} ({device_name(place)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if family(model.config) == 'gpt_ablation':
@@ -976,7 +958,6 @@ def main():
     opt.synchronize()           # subtle: different kinds of CPU draw different numbers from one seed
     combine('MAX', 0)           # once all have read the checkpoint, it may be renamed
     fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
-    max_sequences = micro if 'cuda' in place else math.inf       # evaluations have to fit, too
     tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
@@ -985,10 +966,10 @@ def main():
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
     kept = keep_from(resumed or source) if resumed or source else ({}, {})
-    run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, max_sequences, kept)
-    state.update(dtype=type_, compile=compiled)
+    run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, kept)
+    state.update(data=data, dtype=type_, compile=compiled)
     if writing:
-        start_files(out, resumed, state, knobs)
+        start_files(out, state, knobs)
         run.log = Log(out, state)
 
     # training
@@ -996,6 +977,7 @@ def main():
     interrupt, stop = Interrupt(), 0
     check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # at each check GPUs wait for the host
     began = time.perf_counter() - state['seconds']
+    step = state['step']
     line_step = None        # the next line covers the steps after this one; None: after the current one
     while True:
         # signals and the clock, which all processes must agree on
@@ -1037,8 +1019,7 @@ def main():
             line_step = None
 
     # the end: everything is saved before the whole split is evaluated
-    if not stop:
-        [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
+    [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
     if stop:
         check_finite(step, opt)
         if writing:
@@ -1046,15 +1027,14 @@ def main():
         combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one exits with an error
         say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
-    interrupt.end()
-    val_loss = evaluate(run.model, val_data, T, 0, max_sequences)
+    interrupt.signal = -1           # all is saved: from now on, one signal ends the process
+    val_loss = evaluate(run.model, val_data, T, 0)
     if writing:
         run.log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         show_texts(run, 4, 3 * sample_tokens)
     say(f'\n{describe(val_loss, meta)} over the whole split')
     if writing:
         print_ending(out, meta, time.perf_counter() - started)
-    return dict(run=out, step=step, val_loss=val_loss)
 
 if __name__ == '__main__':
     launch(main)
