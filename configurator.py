@@ -83,11 +83,9 @@ def launch(main):
     except KeyboardInterrupt:
         end('\nstopped', 130)
     except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EFBIG):
-            end(f'error: {e}: make room, then run this again', 2)
-        if e.errno in (errno.EACCES, errno.EROFS):
-            end(f'error: {e}: choose a folder that you may write to, then run this again', 2)
-        raise
+        if e.errno not in (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EROFS):
+            raise
+        end(f'error: {e}: make room, or choose a folder that you may write to, then run this again', 2)
 
 def end(line, status):
     print(line, file=sys.stderr)
@@ -99,7 +97,7 @@ def read_json(path):
         with open(path, encoding='utf-8') as f:
             data = json.load(f)
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f'cannot read {path}: {getattr(e, "strerror", None) or e}; check the path, or make it again')
+        raise UserError(f'cannot read {path} ({e}); check the path, or make it again')
     if not isinstance(data, dict):
         raise UserError(f'{path} does not hold a JSON object; make it again')
     return data
@@ -113,12 +111,9 @@ def file_sha256(path):
 
 def sync(path):
     """Waits until a file, or the list of names in a folder, is on the disk."""
-    if os.name == 'nt' and os.path.isdir(path):     # Windows cannot open a folder
-        return
-    handle = os.open(path, os.O_RDWR if os.name == 'nt' else os.O_RDONLY)
-    try:
+    with suppress(PermissionError):         # Windows cannot open a folder
+        handle = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
         os.fsync(handle)
-    finally:
         os.close(handle)
 
 # -----------------------------------------------------------------------------
@@ -137,7 +132,15 @@ class Knobs(dict):
 
     def read(self, arguments):
         """Sets knobs from arguments, left to right. Raises UserError."""
-        read_arguments(arguments, self)
+        for argument in arguments:
+            if argument.startswith('--'):
+                found = read_pair(argument, self)
+            elif argument.endswith('.py'):
+                found = run_file(argument, self)
+            else:
+                raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
+            self.update(found)
+            self.source.update(dict.fromkeys(found, argument))
         for home in self.homes:
             for name in home.keys() & self.keys():
                 home[name] = self[name]
@@ -174,18 +177,6 @@ def configure(script, *others, quiet=False):
         for name, argument in knobs.source.items():
             print(f'{name} = {knobs[name]!r}  ({argument})')
     return knobs
-
-def read_arguments(arguments, knobs):
-    """Sets knobs in place from the arguments, left to right. Raises UserError."""
-    for argument in arguments:
-        if argument.startswith('--'):
-            found = read_pair(argument, knobs)
-        elif argument.endswith('.py'):
-            found = run_file(argument, knobs)
-        else:
-            raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
-        knobs.update(found)
-        knobs.source.update(dict.fromkeys(found, argument))
 
 def read_pair(argument, knobs):
     """What --name=text sets: --lr=1 -> {'lr': 1.0}. Raises UserError."""

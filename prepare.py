@@ -5,7 +5,7 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset=names --tokenizer=char
     python prepare.py --dataset=tinystories --vocab_size=10000
     python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, also .gz .xz .zst) or a folder
-    python prepare.py --compare=data/names-bpe4096/tokenizer.json      # how well does another tokenizer do here?
+    python prepare.py --tokenizer=data/names-bpe4096/tokenizer.json    # how well does the tokenizer of another text do?
 
 It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
 vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py prepares missing data by
@@ -44,14 +44,13 @@ from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, W
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
 val_dataset = ''            # the path of the text for validation; '': some of dataset
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
-vocab_size = 4096           # of bpe (257 or more) and word (3 or more), special tokens included
+vocab_size = 4096           # of bpe (257 or more) and word, special tokens included
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
 val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, or 0.1
 separator = END_OF_TEXT     # between the documents of a text file; \n: each line is one; '': each file is one
 text_field = 'text'         # the field of a .jsonl line, or column of a .parquet file, that holds the text
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # processes; 0: one per core
-compare = ''                # the tokenizer.json of another data folder, for prepare.py to compare with
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
@@ -68,8 +67,6 @@ def check_knobs(tokenizer, vocab_size):
         raise UserError(f'there is no pattern {pattern!r}: give one of {", ".join(PATTERNS)}')
     if tokenizer == 'bpe':
         check_vocab_size(vocab_size, [END_OF_TEXT])
-    if tokenizer == 'word' and vocab_size < 3:
-        raise UserError(f'vocab_size {vocab_size} leaves no room for a word: give 3 or more')
     if not 0 <= val_fraction < 1 or shard_tokens < 1:
         raise UserError('val_fraction must be 0 or more and below 1, shard_tokens 1 or more: change them')
 
@@ -110,7 +107,6 @@ def find_source(dataset):
     separate = val_dataset or 'val' in known
     settings = dict(
         dataset=data_name(dataset), source=source,
-        source_bytes=0 if known else sum(path.stat().st_size for path in files + val_files),
         val_fraction=0.0 if separate else val_fraction or known.get('val_fraction', 0.1),
         separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line makes line breaks hard
         text_field=text_field, pattern=pattern, val_dataset=val_dataset)
@@ -139,13 +135,9 @@ def split_by_name(files):
     return (train, val) if train else (files, [])
 
 def is_text(path):
-    """Whether a file begins as UTF-8, or is of a format that is read in another way."""
-    if path.suffix in ('.gz', '.xz', '.zst', '.parquet'):
-        return True
-    with open(path, 'rb') as file, suppress(UnicodeDecodeError):
-        codecs.getincrementaldecoder('utf-8')().decode(file.read(4096))     # may end within a character
-        return True
-    return False
+    """Whether a file begins without a NUL, as text does, or is of a format that is read in another way."""
+    with open(path, 'rb') as file:
+        return b'\0' not in file.read(8000) or path.suffix in ('.gz', '.xz', '.zst', '.parquet')
 
 def joint_sha256(shas):
     """One sha256 that stands for several, in order."""
@@ -301,7 +293,10 @@ def make_tokenizer(kind, vocab_size, batches):
         fetch(files, dict(repo='openai-community/gpt2', repo_type='model'))
         return Tokenizer.from_files(*files)
     if kind not in TOKENIZERS:
-        return open_tokenizer(kind)
+        tok = load_tokenizer(kind)
+        if tok.eot is None:
+            raise UserError(f'{kind} has no token that ends a document; add {END_OF_TEXT} to the file')
+        return tok
 
     if kind == 'char':          # learns from both splits, the others only from train
         alphabet = set()
@@ -322,12 +317,6 @@ def make_tokenizer(kind, vocab_size, batches):
     vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
     return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
 
-def open_tokenizer(path):
-    tok = load_tokenizer(path)
-    if tok.eot is None:
-        raise UserError(f'{path} has no token that ends a document; add {END_OF_TEXT} to the file')
-    return tok
-
 def encode_batch(tok, batch):
     """A batch -> its split, its ids, and counts for meta.json; unknown_bytes are the bytes of words that tok lacks."""
     split, raw = batch
@@ -338,8 +327,12 @@ def encode_batch(tok, batch):
     size = len(raw) - ends
     lost = 0
     if hasattr(tok, 'unknown'):
-        lost = size - len(tok.decode_bytes(ids[~np.isin(ids, (tok.unknown, tok.eot))]))
+        lost = size - len(known_text(tok, ids))
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost, tokens=len(ids))
+
+def known_text(tok, ids):
+    """The bytes of a text, without its unknown words and the ends of documents."""
+    return tok.decode_bytes(ids[~np.isin(ids, (tok.eot, getattr(tok, 'unknown', -1)))])
 
 # -----------------------------------------------------------------------------
 # a data folder: written under another name, and renamed when it is complete and on the disk
@@ -357,7 +350,7 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
     own, texts = dataset not in DATASETS, files + val_files
-    written = max((path.stat().st_mtime for path in texts), default=0) if own else 0
+    written = sum(path.stat().st_mtime_ns for path in texts if own)
     gone = dataset if not files else val_dataset if not val_files else ''
     if not folder.exists():
         if gone:
@@ -372,9 +365,8 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
     meta = read_meta(folder)
-    if gone:        # the folder is enough
-        del settings['source_bytes']
-    elif meta.get('source_time', written) != written:       # perhaps another text of the same size
+    # if the text is gone, the folder is enough
+    if not gone and meta.get('source_time', written) != written:
         settings['source_sha256'] = joint_sha256(map(file_sha256, texts))
     for key, value in settings.items():
         if meta.get(key, '') != value:
@@ -388,7 +380,7 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     if len(files) > 1:
         found, files = files, list(filter(is_text, files))
         if files != found:
-            print(f'{len(found) - len(files)} files are left out, which are not UTF-8')
+            print(f'{len(found) - len(files)} files are left out, which are no text')
     read = partial(split_documents, files, val_files, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
@@ -398,7 +390,7 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     new.mkdir()
     try:
         meta.update(write_shards(new, tok, join_parts(read())))
-        meta['val'].update(compress(beginning(new, 'val', tok)))
+        meta['val'].update(compress(new / 'val_000.bin', tok))
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(meta, indent=1))
@@ -412,7 +404,6 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
 def write_shards(folder, tok, batches):
     """Encodes batches. -> {split: what meta.json says about it}"""
     meta = dict(train=Counter(), val=Counter())
-    seen = np.zeros(tok.vocab_size, bool)       # which ids are in train
     for split, ids, counts in in_parallel(partial(encode_batch, tok), batches):
         start = meta[split]['tokens']
         if start == 0:
@@ -423,20 +414,18 @@ def write_shards(folder, tok, batches):
             with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
                 file.write(part)
         meta[split].update(counts)          # a Counter adds
-        if split == 'train':
-            seen[ids] = True
 
     for split, counts in meta.items():
         if not counts['tokens']:
             raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
         names = [f'{split}_{i:03d}.bin' for i in range(math.ceil(counts['tokens'] / shard_tokens))]
         counts['shards'] = [check_shard(folder / name, tok.dtype, tok.vocab_size) for name in names]
-    meta['train']['used'] = int(seen.sum())
     return meta
 
-def compress(raw):
-    """What gzip and xz need for a text, in bits per byte, to compare with a model."""
-    text = raw.replace(b'\xff', b'')
+def compress(shard, tok):
+    """What gzip and xz need for the first tokens of a shard, in bits per byte of their text, to compare with a model."""
+    ids = np.fromfile(shard, tok.dtype, 1 << 17)
+    text = known_text(tok, ids)
     scale = 8 / max(len(text), 1)
     return dict(gzip_bpb=scale * len(gzip.compress(text, 9)), xz_bpb=scale * len(lzma.compress(text, preset=9)))
 
@@ -446,33 +435,11 @@ def compress(raw):
 def print_summary(meta, tok):
     for split in ('train', 'val'):
         m = meta[split]
-        print(f'{split:14} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | {rate(m)}')
+        print(f'{split:14} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
+              f'{m["bytes"] / m["tokens"]:.2f} bytes per token | {m["unknown_bytes"]:,} bytes unknown')
     tokens = sorted(tok.vocab.values(), key=len)
-    print(f'vocabulary     | {len(tok.vocab):,} tokens | {meta["train"]["used"] / len(tok.vocab):.1%} used in train')
-    print('longest tokens |', [token.decode(errors='replace') for token in tokens[-5:]])
-
-def rate(counts):
-    return (f'{counts["bytes"] / max(counts["tokens"], 1):.2f} bytes per token | '
-            f'{counts["unknown_bytes"] / max(counts["bytes"], 1):.2%} of the bytes unknown')
-
-def compare_tokenizers(folder):
-    """Tokenizers side by side on the beginning of val: char, word, byte, the one in `compare`, and the folder's own."""
-    own = load_tokenizer(folder / 'tokenizer.json')
-    train = 'train', beginning(folder, 'train', own)        # a batch each
-    val = 'val', beginning(folder, 'val', own)
-    print('side by side on the beginning of val; char and word were learned from the beginning of train')
-    size = max(vocab_size, own.vocab_size)
-    kinds = filter(None, ('char', 'word', 'byte', compare))
-    toks = {kind: make_tokenizer(kind, size, [train]) for kind in kinds}
-    toks['this one'] = own
-    for name, tok in toks.items():
-        print(f'{name:14} | {len(tok.vocab):7,} tokens | {rate(encode_batch(tok, val)[2])}')
-
-def beginning(folder, split, tok):
-    """The first tokens of a split as the text of a batch, without unknown words."""
-    ids = np.fromfile(folder / f'{split}_000.bin', tok.dtype, 1 << 17)
-    text = tok.decode(ids[ids != getattr(tok, 'unknown', -1)])
-    return text.encode().replace(tok.vocab[tok.eot], b'\xff')
+    print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest:',
+          [token.decode(errors='replace') for token in tokens[-5:]])
 
 # -----------------------------------------------------------------------------
 # what train.py reads
@@ -589,11 +556,7 @@ def epoch_order(seed, epoch, n, T):
 # -----------------------------------------------------------------------------
 
 def main():
-    if compare:
-        open_tokenizer(compare)         # so that a mistake shows before work that may be long
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
-    if (folder / 'meta.json').exists():         # otherwise it is nanoGPT's, without a tokenizer
-        compare_tokenizers(folder)
     print(f'ready: {folder}')
     return folder
 

@@ -198,13 +198,12 @@ def check_knobs():
 
 def print_texts(run, tok, prompt, stop):
     """The first text as it is generated, then the others, and the speed."""
-    steps, count = [], 0
+    steps = []
     decoder = codecs.getincrementaldecoder('utf-8')('replace')      # never shows half a character
     print(prompt, end='', flush=True)
     began = time.perf_counter()
     for ids in run():
         steps.append(ids)
-        count += sum(id not in stop for id in ids)
         if ids[0] not in stop:
             print(decoder.decode(tok.decode_bytes(ids[:1])), end='', flush=True)
     seconds = time.perf_counter() - began
@@ -212,6 +211,7 @@ def print_texts(run, tok, prompt, stop):
     for text in texts_of(steps, tok, stop)[1:]:
         print('-' * 40)
         print(prompt + text)
+    count = sum(id not in stop for ids in steps for id in ids)
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
