@@ -29,7 +29,6 @@ from collections import Counter, defaultdict
 from copy import deepcopy
 from functools import partial
 from importlib import import_module, util
-from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
 from unittest.mock import patch
@@ -69,8 +68,6 @@ picture = 'rows'        # compare: rows (one per arm), curves (losses by step), 
 # -----------------------------------------------------------------------------
 config = configure(globals(), train, prepare, GPTConfig)        # the knobs of train.py are in train.config, too
 
-HERE = Path(__file__).parent
-
 # -----------------------------------------------------------------------------
 # what the commands share. c is always a GPTConfig; device and dtype are names, such as 'cuda:0' and 'bfloat16'
 
@@ -83,8 +80,7 @@ def machine(flops=math.inf, texts=0):
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
-    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled,
-                         one_row=compiled and texts == 1)
+    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled, one_row=compiled and texts == 1)
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
@@ -93,8 +89,7 @@ VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
 def model_config(knobs=train.config, **others):
     """The GPTConfig that knobs describe, as far as it can be known without the data. others: fields to change."""
-    vocab_size = VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size'])
-    return train.model_config(knobs, vocab_size=vocab_size, **others)
+    return train.model_config(knobs, vocab_size=VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size']), **others)
 
 def build(c, device, dtype='float32'):
     """A new model. On the device 'meta' it has only shapes and takes no memory."""
@@ -118,12 +113,9 @@ def measure(function, device):
     laps(function, device, warmup_steps)
     return median(laps(function, device, steps))
 
-def print_table(head, *rows):
-    """Prints a Markdown table. A row is a list of strings."""
-    widths = [max(map(len, column)) for column in zip(head, *rows)]
-    ruler = ['-' * width for width in widths]
-    for row in (head, ruler, *rows):
-        print('|', ' | '.join(map(str.rjust, row, widths)), '|')
+def print_row(name, *cells):
+    """Prints a row of a table."""
+    print(f'| {name:30} |', *[f'{cell:>11} |' for cell in cells])
 
 # -----------------------------------------------------------------------------
 # speed: a training step, what makes it fast, generation
@@ -183,7 +175,7 @@ def matmul_flops(device, dtype):
 def print_run(name, device, dtype):
     """How long a run of config/ would take here, judged by forward and backward passes over a part of a batch."""
     knobs = Knobs(train.config.defaults)
-    knobs.read([f'{HERE}/config/{name}.py'])
+    knobs.read([f'{Path(__file__).parent}/config/{name}.py'])
     c = model_config(knobs)
     model = build(c, device, dtype)
     at_once = 1024          # tokens
@@ -199,14 +191,12 @@ def print_run(name, device, dtype):
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine."""
     device, best, compiled = machine()
-    rungs = [('naive', 'float32', False), ('naive', best, False), ('naive', best, compiled), ('flash', best, compiled)]
-    rows = [('each with those before it', 'ms', 'tokens/s')]
-    for attention, dtype, fast in rungs:
+    for attention, dtype, fast in (('naive', 'float32', False), ('naive', best, False), ('naive', best, compiled),
+                                   ('flash', best, compiled)):
         c = model_config(attention=attention)
         seconds = measure(make_step(c, device, dtype, fast), device)
-        rows.append((f'{dtype}, compile {fast}, {attention} attention', f'{1e3 * seconds:.1f}',
-                     f'{train.batch_size * c.block_size / seconds:,.0f}'))
-    print_table(*rows)
+        print_row(f'{attention}, {dtype}, compile {fast}', f'{1e3 * seconds:.1f} ms',
+                  f'{train.batch_size * c.block_size / seconds:11,.0f} tokens/s')
 
 def bench_sample():
     """Tokens per second of generation, and the share of the memory's bandwidth that reading the weights takes."""
@@ -265,21 +255,19 @@ FORMATS = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, tor
 
 def bench_formats():
     """What the formats of numbers can hold."""
-    rows = [('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')]
+    print_row('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')
     for info in map(torch.finfo, FORMATS):
         fraction = round(-math.log2(info.eps))
-        rows.append((info.dtype, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
-                     f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}'))
-    print_table(*rows)
+        print_row(info.dtype, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
+                  f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}')
 
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
 def bench_toy():
     """The mean square of 100 numbers that should become 0, after 10 steps, at rates from too low to too high."""
-    rows = [('rate', *[f'{rate:g}' for rate in TOY_RATES])]
+    print_row('rate', *TOY_RATES)
     for name, rule in train.RULES.items():
-        rows.append((name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES]))
-    print_table(*rows)
+        print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES])
 
 def toy_loss(rule, rate):
     torch.manual_seed(train.seed)
@@ -354,7 +342,7 @@ def bench_resources():
     fixed = memory(c, 0, dtype).total()
     each = memory(c, 1, dtype).total() - fixed
     fits = max((1e9 * memory_gb - fixed) // each, 0)
-    print(f'largest batch | {memory_gb:g} GB hold {fits:,.0f} sequences')
+    print(f'\nlargest batch | {memory_gb:g} GB hold {fits:,.0f} sequences')
     D = tokens or tokens_of(train.config)
     spent = 3 * flops.total() / c.block_size * D            # a backward pass costs two forward passes
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
@@ -369,11 +357,12 @@ def tokens_of(knobs):
     return knobs['max_iters'] * knobs['batch_size'] * knobs['block_size']
 
 def print_parts(title, counts):
-    """Prints the sum of counts, and the counts by part, with their shares."""
+    """Prints counts by part, with their shares and their sum."""
+    print(f'\n{title}')
     total = counts.total()
-    rows = [(part, f'{count:,}', f'{count / total:.1%}') for part, count in counts.items()]
-    print_table((title, f'{total:,}', ''), *rows)
-    print()
+    for part, count in counts.items():
+        print_row(part, f'{count:19,}', f'{count / total:.1%}')
+    print_row('together', f'{total:19,}')
 
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
@@ -418,11 +407,10 @@ def contest(title, text, **contestants):
             if 'ours' in name or util.find_spec(name):
                 found[name] += laps(function, 'cpu', 1)
     size = len(text.encode()) / 1e6
-    rows = [(title, 'seconds', 'MB/s', 'times ours')]
     for name, seconds in found.items():
         typical = median(seconds)
-        rows.append((name, f'{typical:.2f}', f'{size / typical:.1f}', f'{typical / median(found["ours"]):.2f}'))
-    print_table(*rows)
+        print_row(f'{title}: {name}', f'{typical:.2f} s', f'{size / typical:.1f} MB/s',
+                  f'{typical / median(found["ours"]):.2f} x ours')
 
 def encode_anew(tok, text):
     tok.forget()
@@ -466,7 +454,9 @@ def bench_diagnose():
     _, _, _, data, _ = train.open_data(None)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
-    print_table([*layers[0]], *[[f'{x:.2g}' for x in layer.values()] for layer in layers])
+    print_row(*layers[0])
+    for layer in layers:
+        print_row(*[f'{x:.2g}' for x in layer.values()])
 
 def diagnose(model, optimizer, batch, lr):
     """
@@ -492,7 +482,7 @@ def diagnose(model, optimizer, batch, lr):
         entropy = Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
                       'gradients': rms(w.grad for w in layer.parameters()),
-                      'update / weights': rms(update) / rms(old.parameters()),
+                      'rel. update': rms(update) / rms(old.parameters()),
                       'dead units': dead.float().mean(), 'entropy': entropy / most})
     return found
 
@@ -517,7 +507,7 @@ class Arm:
         folder = Path(train.out_dir or 'out', f'{short}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             shared = [f'--{name}={value}' for name, value in train.config.items()]
-            command = [sys.executable, HERE / 'train.py', *shared, *self.arguments, f'--seed={seed}',
+            command = [sys.executable, train.__file__, *shared, *self.arguments, f'--seed={seed}',
                        f'--out_dir={folder}', '--init_from=auto']
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode not in (0, 3):           # 3: diverged
@@ -577,13 +567,12 @@ def bench_curves():
 
 def print_results(found):
     """Prints how the runs ended. Runs that diverged, or have not ended yet, are not in the means."""
-    rows = [('', 'validation loss', 'vs the first', 'bits per byte', 'steps', 'tokens/s', 'ended')]
+    print_row('', 'validation loss', 'vs first', 'bits/byte', 'steps', 'tokens/s', 'ended')
     for arm in found:
         ended = sum(map(math.isfinite, arm.values('full_val_loss')))
-        rows.append((arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
-                     f'{mean(arm.values("full_val_bpb")):.3f}', f'{max(arm.values("step")):,}',
-                     f'{median(arm.values("tokens_per_second")):,.0f}', f'{ended} of {len(arm.logs)}'))
-    print_table(*rows)
+        print_row(arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
+                  f'{mean(arm.values("full_val_bpb")):.3f}', f'{max(arm.values("step")):,}',
+                  f'{median(arm.values("tokens_per_second")):,.0f}', f'{ended} of {len(arm.logs)}')
 
 def save_picture(found, kind):
     """
@@ -626,13 +615,14 @@ def print_law(found):
         raise UserError(f'{len(ended)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
     N, D, losses = np.array([(build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6, tokens_of(arm.knobs),
                               arm.loss()) for arm in ended]).T
-    laws = []
-    for alpha, beta in product(np.arange(0.02, 1.5, 0.02), repeat=2):
-        terms = np.stack([N ** 0, N ** -alpha, D ** -beta]) / losses
-        E, A, B = np.linalg.lstsq(terms.T, N ** 0)[0]
-        error = np.square((E, A, B) @ terms - 1).mean() ** 0.5
-        if min(E, A, B) >= 0:
-            laws.append((error, E, A, alpha, B, beta))
+    laws, exponents = [], np.arange(0.02, 1.5, 0.02)
+    for alpha in exponents:
+        for beta in exponents:
+            terms = np.stack([N ** 0, N ** -alpha, D ** -beta]) / losses
+            E, A, B = np.linalg.lstsq(terms.T, N ** 0)[0]
+            error = np.square((E, A, B) @ terms - 1).mean() ** 0.5
+            if min(E, A, B) >= 0:
+                laws.append((error, E, A, alpha, B, beta))
     error, E, A, alpha, B, beta = min(laws)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
           f'(N weights of matmuls, D tokens; {len(ended)} arms)')
