@@ -583,7 +583,7 @@ def save_picture(found, kind):
     figure = Figure(figsize=(9, 5), layout='constrained')
     figure.suptitle(question)
     axis = figure.subplots()
-    lines = defaultdict(list)
+    lines = defaultdict(list)           # {label: points}
     if kind == 'rows':
         axis.set(xlabel='validation loss')
         for arm in sorted(found, key=Arm.loss, reverse=True):
@@ -591,15 +591,15 @@ def save_picture(found, kind):
     elif kind == 'curves':
         axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * found[0].values('loss')[0]))
         for arm in found:
-            axis.plot(*zip(*train.points(arm.logs[0], 'loss')), label=arm.name)
-        axis.legend()
+            lines[arm.name] = train.points(arm.logs[0], 'loss')
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
         for arm in sorted(found, key=lambda arm: arm.knobs[kind]):
             label, _, _ = arm.name.rpartition(', ')
-            lines[label or 'all'].append((arm.knobs[kind], arm.height(), arm.spread()))
-        for label, points in lines.items():
-            axis.errorbar(*zip(*points), fmt='o-', label=label)
+            lines[label].append((arm.knobs[kind], arm.height(), arm.spread()))
+    for label, points in lines.items():
+        axis.errorbar(*zip(*points), marker='.', label=label)
+    if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')
     figure.savefig(path)
