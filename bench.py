@@ -244,8 +244,8 @@ def check_step(c, device, dtype, compiled):
     groups = [train.Group([*dict(model.named_parameters())], 'adamw', eps=1e-3)]
     optimizer = train.Optimizer(model.to(device), groups)
     before = optimizer.p.clone()
-    fast = torch.compile(model, disable=not compiled)
-    loss, _ = train.training_step(fast, optimizer, UNSCALED, [batch], 1, 0.1)
+    model = torch.compile(model, disable=not compiled)
+    loss, _ = train.training_step(model, optimizer, UNSCALED, [batch], 1, 0.1)
     return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
 
 # -----------------------------------------------------------------------------
@@ -334,9 +334,8 @@ def bench_resources():
     _, dtype, _ = machine()
     c = model_config()
     B = train.micro_batch_size or train.batch_size
-    flops = forward_flops(c)
     print_parts('parameters', parameters(c))
-    print_parts('FLOPs forward, a sequence', flops)
+    print_parts('FLOPs forward, a sequence', forward_flops(c))
     print_parts(f'bytes of a step with AdamW, {dtype}, {B} x {c.block_size} tokens', memory(c, B, dtype))
 
     fixed = memory(c, 0, dtype).total()
@@ -344,7 +343,7 @@ def bench_resources():
     fits = max((1e9 * memory_gb - fixed) // each, 0)
     print(f'\nlargest batch | {memory_gb:g} GB hold {fits:,.0f} sequences')
     D = tokens or tokens_of(train.config)
-    spent = 3 * flops.total() / c.block_size * D            # a backward pass costs two forward passes
+    spent = build(c, 'meta').flops_per_token() * D
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
     print(f'time          | {days:,.4g} days for {D:,.4g} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
           f'TFLOP/s at {mfu:.0%}')
@@ -385,8 +384,7 @@ def bench_tokenizer():
                     iter(docs), n, pattern=PATTERN))
 
     tok = prepare.make_tokenizer('bpe', n, batches)
-    ranks = {token: id for id, token in tok.vocab.items() if id != tok.eot}
-    tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
             ours=lambda: encode_anew(tok, text),
@@ -395,7 +393,7 @@ def bench_tokenizer():
     contest('encode to lists', text,
             ours=lambda: list(map(tok.encode_ordinary, docs)),
             tiktoken=lambda: list(map(tik.encode_ordinary, docs)),
-            riptoken=lambda: list(map(import_module('riptoken').CoreBPE(ranks, {}, PATTERN).encode_ordinary, docs)))
+            riptoken=lambda: list(map(import_module('riptoken').CoreBPE(tok.id_of, {}, PATTERN).encode_ordinary, docs)))
     contest('decode', text,
             ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
 
@@ -478,11 +476,10 @@ def diagnose(model, optimizer, batch, lr):
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
     for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
-        update = map(torch.sub, layer.parameters(), old.parameters())
         entropy = Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
                       'gradients': rms(w.grad for w in layer.parameters()),
-                      'rel. update': rms(update) / rms(old.parameters()),
+                      'rel. update': rms(map(torch.sub, layer.parameters(), old.parameters())) / rms(old.parameters()),
                       'dead units': dead.float().mean(), 'entropy': entropy / most})
     return found
 
