@@ -237,7 +237,6 @@ UNSCALED = train.make_scaler('cpu', 'float32')
 def check_step(c, device, dtype, compiled):
     """-> loss, clipped gradient and step of the weights of a new model"""
     model = build(c, 'cpu', dtype)
-    batch = random_batch(c, 4, device)
     for w in model.parameters():
         w.data += 0.02 * torch.randn_like(w)        # a new block adds nothing: its last matrices are zero
     # subtle: AdamW's first step is the sign of the gradient, arbitrary where that is tiny; a large eps avoids this
@@ -245,7 +244,7 @@ def check_step(c, device, dtype, compiled):
     optimizer = train.Optimizer(model.to(device), groups)
     before = optimizer.p.clone()
     model = torch.compile(model, disable=not compiled)
-    loss, _ = train.training_step(model, optimizer, UNSCALED, [batch], 1, 0.1)
+    loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 1, 0.1)
     return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
 
 # -----------------------------------------------------------------------------
@@ -438,8 +437,8 @@ def bench_find_lr():
         losses[lr] = float(loss)
         if i % 10 == 0:
             print(f'rate {lr:.1e} | loss {loss:.4f}')
-    best = min(losses, key=losses.get) / 3
-    print(f'suggest | --learning_rate={best:.1e}, a third of the rate at which the loss was lowest')
+    best = min(losses, key=losses.get)
+    print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate at which the loss was lowest')
 
 def bench_diagnose():
     """Takes one more training step from a checkpoint, and prints what it shows about each layer."""
