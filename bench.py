@@ -436,7 +436,7 @@ def bench_find_lr():
             break
         losses[lr] = float(loss)
         if i % 10 == 0:
-            print(f'rate {lr:.1e} | loss {loss:.4f}')
+            print(f'rate {lr:.1e} | loss {losses[lr]:.4f}')
     best = min(losses, key=losses.get)
     print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate at which the loss was lowest')
 
