@@ -500,7 +500,7 @@ class Arm:
     def run(self, seed):
         """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        folder = Path(train.out_dir or 'out', f'{short}-{seed}')
+        folder = Path(f'{train.out_dir or "out"}/{short}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             shared = [f'--{name}={value}' for name, value in train.config.items()]
             command = [sys.executable, train.__file__, *shared, *self.arguments, f'--seed={seed}',
@@ -597,7 +597,7 @@ def save_picture(found, kind):
         axis.errorbar(*zip(*points), marker='.', label=label)
     if len(lines) > 1:
         axis.legend()
-    path = Path(train.out_dir or 'out', 'curves.png')
+    path = f'{train.out_dir or "out"}/curves.png'
     figure.savefig(path)
     print(f'picture | {path}')
 
