@@ -24,22 +24,18 @@ import math
 import re
 import subprocess
 import sys
-import time
-from collections import Counter
-from dataclasses import replace
+import timeit
+from collections import Counter, defaultdict
+from copy import deepcopy
 from functools import partial
 from importlib import import_module, util
-from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
-from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch.nn.utils import parameters_to_vector
+from torch.distributions import Categorical
 
 import prepare
 import sample
@@ -72,29 +68,28 @@ picture = 'rows'        # compare: rows (one per arm), curves (losses by step), 
 # -----------------------------------------------------------------------------
 config = configure(globals(), train, prepare, GPTConfig)        # the knobs of train.py are in train.config, too
 
-HERE = Path(__file__).parent
-
 # -----------------------------------------------------------------------------
 # what the commands share. c is always a GPTConfig; device and dtype are names, such as 'cuda:0' and 'bfloat16'
 
-def machine(flops=math.inf, generates=False):
-    """Prints and returns what the knobs mean here: device, dtype, and whether a run of that many FLOPs is compiled."""
+def machine(flops=math.inf, texts=0):
+    """
+    Prints and returns what the knobs mean here: device, dtype, and whether a run of that many FLOPs is compiled. texts:
+    how many are generated at once, if that is what the model is for.
+    """
     train.check_knobs()
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
-    dtype = choose_dtype(train.dtype, device, packed=generates and not compiled,
-                         one_row=generates and compiled and samples == 1)
+    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled, one_row=compiled and texts == 1)
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
 # tokenizers that ignore the knob vocab_size; that of char depends on the text, and is about 100
 VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
-def model_config(knobs=train.config):
-    """The GPTConfig that knobs describe, as far as it can be known without the data."""
-    vocab_size = VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size'])
-    return train.model_config(knobs, vocab_size=vocab_size)
+def model_config(knobs=train.config, **others):
+    """The GPTConfig that knobs describe, as far as it can be known without the data. others: fields to change."""
+    return train.model_config(knobs, vocab_size=VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size']), **others)
 
 def build(c, device, dtype='float32'):
     """A new model. On the device 'meta' it has only shapes and takes no memory."""
@@ -105,52 +100,28 @@ def build(c, device, dtype='float32'):
     return model
 
 def random_batch(c, B, device):
-    x = torch.randint(c.vocab_size, (B, c.block_size + 1)).to(device)
-    return x[:, :-1], x[:, 1:]
+    """Random tokens and random targets, (2, B, T)."""
+    return torch.randint(c.vocab_size, (2, B, c.block_size)).to(device)
 
-def seconds_of(function, device='cpu'):
-    """How long a device takes to do all that a function asks of it."""
+def laps(function, device, n):
+    """The seconds that each of n calls takes, until the device has done all that the function asks of it."""
     synchronize = torch.get_device_module(device).synchronize
-    synchronize()
-    began = time.perf_counter()
-    function()
-    synchronize()
-    return time.perf_counter() - began
+    return timeit.repeat('function(); synchronize()', 'synchronize()', number=1, repeat=n, globals=locals())
 
 def measure(function, device):
     """The median of the seconds that a function takes, over `steps` calls after a warm-up."""
-    for _ in range(warmup_steps):
-        function()
-    return median(seconds_of(function, device) for _ in range(steps))
+    laps(function, device, warmup_steps)
+    return median(laps(function, device, steps))
 
-def print_table(rows):
-    """Prints a Markdown table. A row is a list of strings; the first is the header."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    head, *others = rows
-    ruler = ['-' * width for width in widths]
-    for row in (head, ruler, *others):
-        print('|', ' | '.join(map(str.rjust, row, widths)), '|')
-
-def save_picture(name, lines, fmt, **settings):
-    """Draws {label: points of a line} into a file in out_dir. A point is (x, y), (x, y, dy) or (x, y, dy, dx)."""
-    from matplotlib.figure import Figure
-    figure = Figure(figsize=(9, 5), layout='constrained')
-    axis = figure.subplots()
-    for label, points in lines.items():
-        axis.errorbar(*zip(*points), fmt=fmt, capsize=3, label=label)
-    axis.set(title=question, **settings)
-    if len(lines) > 1:
-        axis.legend()
-    path = Path(train.out_dir or 'out') / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    print(f'picture | {path}')
+def print_row(name, *cells):
+    """Prints a row of a table."""
+    print(f'| {name:30} |', *[f'{cell:>11} |' for cell in cells])
 
 # -----------------------------------------------------------------------------
 # speed: a training step, what makes it fast, generation
 
 def make_step(c, device, dtype, compiled):
-    """-> a function that takes a training step of a new model"""
+    """-> a function that takes a training step of a new model: on random tokens, unless it is given other batches"""
     model = build(c, device, dtype)
     optimizer = train.make_optimizer(model)
     if compiled:
@@ -158,9 +129,8 @@ def make_step(c, device, dtype, compiled):
         optimizer.compile()
     micro = train.divide_batch(c.block_size, device)
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
-    batches = [random_batch(c, micro, device)] * grad_accum
-    scaler = train.make_scaler(device, dtype)
-    return partial(train.training_step, model, optimizer, scaler, batches, grad_accum, train.learning_rate)
+    return partial(train.training_step, model, optimizer, train.make_scaler(device, dtype),
+                   batches=[random_batch(c, micro, device)] * grad_accum, grad_accum=grad_accum, lr=train.learning_rate)
 
 def bench_train():
     """Milliseconds, tokens/s, share of the peak and memory of a step, and how long two known runs would take."""
@@ -175,14 +145,18 @@ def bench_train():
     seconds = measure(step, device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
-    print_compute(flops * rate / train.WORLD_SIZE, device, dtype)
+    achieved = flops * rate / train.WORLD_SIZE
+    peak, title = peak_flops(device), 'MFU, of the published dense bf16 peak'
+    if not peak:
+        peak, title = matmul_flops(device, dtype), 'of the rate of a large matmul'
+    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {title} ({peak / 1e12:.3g} TFLOP/s)')
     if 'cuda' in device:
         predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
         most = torch.cuda.max_memory_allocated(device)
         print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
     if train.WORLD_SIZE > 1:
         gradients = torch.zeros(model.num_params(), device=device)
-        talk = measure(partial(dist.all_reduce, gradients), device)
+        talk = measure(partial(torch.distributed.all_reduce, gradients), device)
         print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
     if profile:
         with torch.profiler.profile() as found:
@@ -192,65 +166,51 @@ def bench_train():
     for name in ('train_tinystories', 'train_gpt2'):
         print_run(name, device, dtype)
 
-def print_compute(achieved, device, dtype):
-    """The FLOP/s of a step beside the peak of the device."""
-    peak = peak_flops(device)
-    title = 'MFU, of the published dense bf16 peak'
-    if not peak:
-        peak = matmul_flops(device, dtype)
-        title = 'of the rate of a large matmul'
-    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {title} ({peak / 1e12:.3g} TFLOP/s)')
-
 def matmul_flops(device, dtype):
     """The FLOP/s of a large square matmul."""
     n = 4096
     x = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
-    seconds = min(seconds_of(lambda: x @ x, device) for _ in range(5))
-    return 2 * n ** 3 / seconds
+    return 2 * n ** 3 / min(laps(lambda: x @ x, device, 5))
 
 def print_run(name, device, dtype):
     """How long a run of config/ would take here, judged by forward and backward passes over a part of a batch."""
     knobs = Knobs(train.config.defaults)
-    knobs.read([f'{HERE}/config/{name}.py'])
+    knobs.read([f'{Path(__file__).parent}/config/{name}.py'])
     c = model_config(knobs)
     model = build(c, device, dtype)
-    total = tokens_of(knobs)
-    at_once = 4096 if 'cuda' in device else 1024        # tokens
+    at_once = 1024          # tokens
     if 'cuda' in device:        # on a CPU compiling would take longer than the answer is worth
-        compiled = choose_compile(train.compile, device, math.inf)
-        model = torch.compile(model, dynamic=False, disable=not compiled)
-    x, y = random_batch(c, at_once // c.block_size, device)
-    seconds = min(seconds_of(lambda: model(x, y).backward(), device) for _ in range(3))
-    hours = seconds * total / x.numel() / train.WORLD_SIZE / 3600
+        at_once = 4096
+        model = torch.compile(model, dynamic=False, disable=not choose_compile(train.compile, device, math.inf))
+    batch = random_batch(c, at_once // c.block_size, device)
+    seconds = min(laps(lambda: model(*batch).backward(), device, 3))
+    total = tokens_of(knobs)
+    hours = seconds * total / at_once / train.WORLD_SIZE / 3600
     print(f'here    | {name}, {total / 1e9:.2g}B tokens: about {hours:,.1f} hours')
 
 def bench_ladder():
     """What each step from the plain form to the fast one buys on this machine."""
-    device, dtype, compiled = machine()
-    rungs = [('float32, written out', 'naive', 'float32', False),
-             (dtype, 'naive', dtype, False),
-             (f'compile {compiled}', 'naive', dtype, compiled),
-             ('flash attention', 'flash', dtype, compiled)]
-    rows = [('each with those before it', 'ms', 'tokens/s')]
-    for name, attention, *how in rungs:
-        c = replace(model_config(), attention=attention)
-        seconds = measure(make_step(c, device, *how), device)
-        rows.append((name, f'{1e3 * seconds:.1f}', f'{train.batch_size * c.block_size / seconds:,.0f}'))
-    print_table(rows)
+    device, best, compiled = machine()
+    for attention, dtype, fast in (('naive', 'float32', False), ('naive', best, False), ('naive', best, compiled),
+                                   ('flash', best, compiled)):
+        c = model_config(attention=attention)
+        seconds = measure(make_step(c, device, dtype, fast), device)
+        print_row(f'{attention}, {dtype}, compile {fast}', f'{1e3 * seconds:.1f} ms',
+                  f'{train.batch_size * c.block_size / seconds:11,.0f} tokens/s')
 
 def bench_sample():
     """Tokens per second of generation, and the share of the memory's bandwidth that reading the weights takes."""
-    device, dtype, compiled = machine(generates=True)
+    device, dtype, compiled = machine(texts=samples)
     model = build(model_config(), device)
     step = sample.prepare_model(model, device, dtype, compiled, samples)
-    generate = partial(sample.generate, model, [[0]] * samples, new_tokens, step=step, temperature=0.8)
-    list(generate())            # the first run compiles
-    rate = new_tokens / median(seconds_of(lambda: list(generate()), device) for _ in range(rounds))
+    _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens, step=step, temperature=0.8)),
+                       device, 1 + rounds)          # the first run compiles
+    rate = new_tokens / median(seconds)
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
     weights = model.flops_per_token(0) // 6 * getattr(torch, dtype).itemsize
     x = torch.ones(100_000_000, device=device)
-    limit = x.nbytes / min(seconds_of(x.sum, device) for _ in range(10))
+    limit = x.nbytes / min(laps(x.sum, device, 10))
     print(f'memory  | {weights / 1e6:.0f} MB of weights read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')
 
 # -----------------------------------------------------------------------------
@@ -259,15 +219,15 @@ def bench_sample():
 def bench_check():
     """Whether loss, gradient and the step of the weights are right on this device. Raises UserError."""
     device, dtype, compiled = machine()
-    c = replace(model_config(), n_layer=2, block_size=64, dropout=0.0)
-    expected = check_step(replace(c, attention='naive'), 'cpu', 'float32', False)
-    found = check_step(c, device, dtype, compiled)
+    small = dict(n_layer=2, block_size=64, dropout=0.0)
+    expected = check_step(model_config(**small, attention='naive'), 'cpu', 'float32', False)
+    found = check_step(model_config(**small), device, dtype, compiled)
     errors = torch.stack([(a - b).norm() / b.norm() for a, b in zip(found, expected)])
     allowed = 5e-2
     if dtype == 'float32':
         allowed = 5e-3 if 'cuda' in device else 1e-5        # a GPU uses TF32
-    loss, gradient, step = errors
-    print(f'check   | errors of loss {loss:.0e}, gradient {gradient:.0e}, step {step:.0e}; {allowed:g} is allowed')
+    print(f'check   | errors of loss {errors[0]:.0e}, gradient {errors[1]:.0e}, step {errors[2]:.0e}; {allowed:g} is '
+          f'allowed')
     if not errors.max() < allowed:
         raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
     print('check   | pass')
@@ -277,65 +237,57 @@ UNSCALED = train.make_scaler('cpu', 'float32')
 def check_step(c, device, dtype, compiled):
     """-> loss, clipped gradient and step of the weights of a new model"""
     model = build(c, 'cpu', dtype)
-    batch = random_batch(c, 4, device)
     for w in model.parameters():
         w.data += 0.02 * torch.randn_like(w)        # a new block adds nothing: its last matrices are zero
     # subtle: AdamW's first step is the sign of the gradient, arbitrary where that is tiny; a large eps avoids this
-    names = [name for name, _ in model.named_parameters()]
-    optimizer = train.Optimizer(model.to(device), [train.Group(names, 'adamw', eps=1e-3)])
+    groups = [train.Group([*dict(model.named_parameters())], 'adamw', eps=1e-3)]
+    optimizer = train.Optimizer(model.to(device), groups)
     before = optimizer.p.clone()
-    fast = torch.compile(model, disable=not compiled)
-    loss, _ = train.training_step(fast, optimizer, UNSCALED, [batch], 1, 0.1)
+    model = torch.compile(model, disable=not compiled)
+    loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 1, 0.1)
     return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
 
 # -----------------------------------------------------------------------------
 # formats of numbers; the optimizers on a toy
 
-FORMATS = dict(fp32=torch.float32, fp16=torch.float16, bf16=torch.bfloat16, E4M3=torch.float8_e4m3fn,
-               E5M2=torch.float8_e5m2)
+FORMATS = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 
 def bench_formats():
     """What the formats of numbers can hold."""
-    rows = [('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')]
-    for name, dtype in FORMATS.items():
-        info = torch.finfo(dtype)
+    print_row('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')
+    for info in map(torch.finfo, FORMATS):
         fraction = round(-math.log2(info.eps))
-        rows.append((name, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
-                     f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}'))
-    print_table(rows)
+        print_row(info.dtype, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
+                  f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}')
 
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
 def bench_toy():
-    """The mean square of 10 x 10 numbers that should become 0, after 10 steps, at rates from too low to too high."""
-    rows = [('rate', *[f'{rate:g}' for rate in TOY_RATES])]
+    """The mean square of 100 numbers that should become 0, after 10 steps, at rates from too low to too high."""
+    print_row('rate', *TOY_RATES)
     for name, rule in train.RULES.items():
-        rows.append((name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES]))
-    print_table(rows)
+        print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES])
 
 def toy_loss(rule, rate):
     torch.manual_seed(train.seed)
-    p = 5 * torch.randn(10, 10)
-    m, v = torch.zeros(2, 10, 10)
+    p = 5 * torch.randn(100)
+    m, v = torch.zeros(2, 100)
     for t in range(1, 11):
-        g = 2 * p / 100
-        rule(p, g, rate / t ** 0.5, 0.0, m, v, 0.9, 0.999, 1e-8, 1 - 0.9 ** t, 1 - 0.999 ** t)
+        rule(p, 2 * p / 100, rate / t ** 0.5, 0.0, m, v, 0.9, 0.999, 1e-8, 1 - 0.9 ** t, 1 - 0.999 ** t)
     return p.square().mean()
 
 # -----------------------------------------------------------------------------
 # what a model costs, by arithmetic
 
-PARTS = 'bias', 'norm', 'embed_tokens', 'embed_positions', 'embed_values', 'self_attn', 'mlp', 'lm_head'
-
 def parameters(c):
     """Parameters by part, without the padding of the vocabulary. A tied head has none of its own."""
     found = Counter()
-    for name, p in build(c, 'meta').named_parameters():
-        part = next(part for part in PARTS if part in name)     # the first that fits: a bias in self_attn is a bias
-        if part in ('embed_tokens', 'lm_head'):
-            found[part] += c.vocab_size * c.n_embd
-        else:
-            found[part] += p.numel()
+    with patch.object(GPT, 'pad_to', 1):
+        model = build(c, 'meta')
+    for name, p in model.named_parameters():
+        # the last of these in the name: a bias in self_attn is a bias
+        part = re.match('.*(bias|norm|embed_[a-z]+|self_attn|mlp|lm_head)', name)[1]
+        found[part] += p.numel()
     return found
 
 def forward_flops(c):
@@ -357,11 +309,9 @@ def memory(c, B, dtype):
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
-    normed = 0                      # numbers per token that go through a norm
-    if c.norm != 'none':
-        normed += C + 2 * L * C
-    if c.qk_norm:
-        normed += L * (c.n_head + c.n_kv_head) * c.head_dim
+    normed = size['norm']           # numbers per token that go through a norm: one for each of its weights,
+    if c.qk_norm:                   # which all heads of queries share, and all heads of keys
+        normed += L * (c.n_head + c.n_kv_head - 2) * c.head_dim
     hidden = 4 if c.mlp == 'swiglu' else 2
 
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
@@ -383,17 +333,16 @@ def bench_resources():
     _, dtype, _ = machine()
     c = model_config()
     B = train.micro_batch_size or train.batch_size
-    flops = forward_flops(c)
     print_parts('parameters', parameters(c))
-    print_parts('FLOPs forward, a sequence', flops)
+    print_parts('FLOPs forward, a sequence', forward_flops(c))
     print_parts(f'bytes of a step with AdamW, {dtype}, {B} x {c.block_size} tokens', memory(c, B, dtype))
 
     fixed = memory(c, 0, dtype).total()
     each = memory(c, 1, dtype).total() - fixed
-    fits = max(int(1e9 * memory_gb - fixed) // each, 0)
-    print(f'largest batch | {memory_gb:g} GB hold {fits:,} sequences')
+    fits = max((1e9 * memory_gb - fixed) // each, 0)
+    print(f'\nlargest batch | {memory_gb:g} GB hold {fits:,.0f} sequences')
     D = tokens or tokens_of(train.config)
-    spent = 3 * flops.total() / c.block_size * D            # a backward pass costs two forward passes
+    spent = build(c, 'meta').flops_per_token() * D
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
     print(f'time          | {days:,.4g} days for {D:,.4g} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
           f'TFLOP/s at {mfu:.0%}')
@@ -407,11 +356,11 @@ def tokens_of(knobs):
 
 def print_parts(title, counts):
     """Prints counts by part, with their shares and their sum."""
+    print(f'\n{title}')
     total = counts.total()
-    rows = [(title, '', '')]
-    rows += [(part, f'{count:,}', f'{count / total:.1%}') for part, count in counts.items()]
-    print_table([*rows, ('together', f'{total:,}', '')])
-    print()
+    for part, count in counts.items():
+        print_row(part, f'{count:19,}', f'{count / total:.1%}')
+    print_row('together', f'{total:19,}')
 
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
@@ -420,56 +369,49 @@ PATTERN = bpe.PATTERNS['gpt2']
 
 def bench_tokenizer():
     """Times training, encoding and decoding of the same documents. All encode with our vocabulary and pattern."""
-    try:
-        import tiktoken
-    except ImportError:
-        raise UserError('tiktoken, beside which ours is measured, is not installed: pip install tiktoken')
+    import tiktoken
     settings, files, _ = prepare.find_source(train.dataset)
     docs = [raw.decode() for raw in prepare.documents(files, settings['separator'])]
-    text, special = '\n\n'.join(docs), [bpe.END_OF_TEXT]
-    with TemporaryDirectory() as folder:
-        path = Path(folder, 'documents.txt')            # ours trains on files
-        path.write_bytes(bpe.END_OF_TEXT.join(docs).encode())
-        for n in (10_000, 32_000):
-            contest(f'train {n:,}', text,
-                    ours=lambda: bpe.train_bpe(path, n, special),
-                    tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
-                        docs, n, show_progress=False),
-                    rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
-                        iter(docs), n, pattern=PATTERN))
-        tok = bpe.Tokenizer(*bpe.train_bpe(path, n, special), special)
+    text = '\n\n'.join(docs)
+    batches = [*prepare.join_parts(('train', doc.encode() + b'\xff') for doc in docs)]
+    for n in (10_000, 32_000):
+        contest(f'train {n:,}', text,
+                ours=lambda: prepare.make_tokenizer('bpe', n, batches),
+                tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
+                    docs, n, show_progress=False),
+                rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
+                    iter(docs), n, pattern=PATTERN))
 
-    ranks = {token: id for id, token in tok.vocab.items() if id != tok.eot}
-    tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    tok = prepare.make_tokenizer('bpe', n, batches)
+    tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
-    contest('encode new words', text,
-            ours=lambda: encode_anew(tok, text), tiktoken=lambda: tik.encode_to_numpy(text))
-    contest('encode known words', text,
-            ours=lambda: tok.encode_to_numpy(text), tiktoken=lambda: tik.encode_to_numpy(text))
+    contest('encode', text,
+            ours=lambda: encode_anew(tok, text),
+            ours_again=lambda: tok.encode_to_numpy(text),       # it knows all words now
+            tiktoken=lambda: tik.encode_to_numpy(text))
     contest('encode to lists', text,
-            ours=lambda: encode_all(tok, docs),
-            tiktoken=lambda: encode_all(tik, docs),
-            riptoken=lambda: encode_all(import_module('riptoken').CoreBPE(ranks, {}, PATTERN), docs))
+            ours=lambda: list(map(tok.encode_ordinary, docs)),
+            tiktoken=lambda: list(map(tik.encode_ordinary, docs)),
+            riptoken=lambda: list(map(import_module('riptoken').CoreBPE(tok.id_of, {}, PATTERN).encode_ordinary, docs)))
     contest('decode', text,
             ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
 
 def contest(title, text, **contestants):
     """Times the functions of the packages that are installed, taking turns, and prints the medians."""
-    names = [name for name in contestants if name == 'ours' or util.find_spec(name)]
-    laps = [[seconds_of(contestants[name]) for name in names] for _ in range(rounds)]
-    typical = np.median(laps, 0)
+    found = defaultdict(list)           # {name: seconds}
+    for _ in range(rounds):
+        for name, function in contestants.items():
+            if 'ours' in name or util.find_spec(name):
+                found[name] += laps(function, 'cpu', 1)
     size = len(text.encode()) / 1e6
-    rows = [(title, 'seconds', 'MB/s', 'times ours')]
-    for name, seconds in zip(names, typical):
-        rows.append((name, f'{seconds:.2f}', f'{size / seconds:.1f}', f'{seconds / typical[0]:.2f}'))
-    print_table(rows)
+    for name, seconds in found.items():
+        typical = median(seconds)
+        print_row(f'{title}: {name}', f'{typical:.2f} s', f'{size / typical:.1f} MB/s',
+                  f'{typical / median(found["ours"]):.2f} x ours')
 
 def encode_anew(tok, text):
     tok.forget()
     tok.encode_to_numpy(text)
-
-def encode_all(encoder, docs):
-    return [encoder.encode_ordinary(doc) for doc in docs]
 
 # -----------------------------------------------------------------------------
 # a range test, and a look into a model
@@ -483,23 +425,20 @@ def bench_find_lr():
     """
     device, dtype, _ = machine()
     _, meta, _, data, _ = train.open_data(None)
-    model = build(train.model_config(vocab_size=meta['vocab_size']), device, dtype)
-    optimizer = train.make_optimizer(model)
-    T = model.config.block_size
-    micro = train.divide_batch(T, device)
-    grad_accum = train.batch_size // micro
-    scaler = train.make_scaler(device, dtype)
+    c = train.model_config(vocab_size=meta['vocab_size'])
+    step = make_step(c, device, dtype, False)
+    micro = train.divide_batch(c.block_size, device)
     losses = {}                     # {rate: loss}
-    for step in range(FIND_STEPS):
-        lr = train.learning_rate * 10 ** (-3 + 5 * step / FIND_STEPS)
-        batches = train.micro_batches(data, step * train.batch_size, step, T, micro, device)
-        loss, _ = train.training_step(model, optimizer, scaler, batches, grad_accum, lr)
+    for i, lr in enumerate(train.learning_rate * np.logspace(-3, 2, FIND_STEPS)):
+        batches = train.micro_batches(data, i * train.batch_size, i, c.block_size, micro, device)
+        loss, _ = step(batches=batches, lr=lr)
         if losses and not loss < min(losses.values()) + 1:      # nan ends it, too
             break
         losses[lr] = float(loss)
-    best = min(losses, key=losses.get) / 3
-    print(f'suggest | --learning_rate={best:.1e}, a third of the rate at which the loss was lowest')
-    save_picture('find_lr.png', {'': losses.items()}, '-', xscale='log', xlabel='learning rate', ylabel='training loss')
+        if i % 10 == 0:
+            print(f'rate {lr:.1e} | loss {losses[lr]:.4f}')
+    best = min(losses, key=losses.get)
+    print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate at which the loss was lowest')
 
 def bench_diagnose():
     """Takes one more training step from a checkpoint, and prints what it shows about each layer."""
@@ -512,46 +451,40 @@ def bench_diagnose():
     _, _, _, data, _ = train.open_data(None)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
-    rows = [(f'{i}', *[f'{x:.2g}' for x in layer.values()]) for i, layer in enumerate(layers)]
-    print_table([('layer', *layers[0]), *rows])
+    print_row(*layers[0])
+    for layer in layers:
+        print_row(*[f'{x:.2g}' for x in layer.values()])
 
 def diagnose(model, optimizer, batch, lr):
     """
     What a step on a batch shows about each layer: the rms of its output and of its (clipped) gradients; how far the
     step went, as a share of the weights; the share of dead units, which for every token stay below a hundredth of the
-    rms of all units of the MLP; the entropy of its attention, which must be written out ('naive').
+    rms of all units of the MLP; the entropy of its attention, as a share of that of attention which is spread evenly.
     """
     layers = model.model.layers
-    weights = [parameters_to_vector(layer.parameters()).detach() for layer in layers]
-    seen = {}
-    hook = torch.nn.modules.module.register_module_forward_hook(partial(note_module, seen))
+    before = deepcopy(layers)
+    outputs, units = [], []
+    for layer in layers:
+        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs: units.extend(inputs))
     # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
-    with patch.object(F, 'softmax', wraps=F.softmax) as softmax:
+    with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
         train.training_step(model, optimizer, UNSCALED, [batch], 1, lr)
-    hook.remove()
 
     found = []
-    for layer, before, call in zip(layers, weights, softmax.call_args_list, strict=True):
-        _, output = seen[layer]
-        units, _ = seen[layer.mlp.down_proj]
-        dead = units.abs().amax((0, 1)) < 0.01 * rms(units)
-        gradients = parameters_to_vector(w.grad for w in layer.parameters())
-        update = parameters_to_vector(layer.parameters()).detach() - before
-        found.append({'activations': rms(output), 'gradients': rms(gradients),
-                      'update / weights': rms(update) / rms(before), 'dead units': dead.float().mean(),
-                      'entropy': spread_of_attention(call.args[0])})
+    most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
+    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
+        dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
+        entropy = Categorical(logits=call.args[0].detach()).entropy().mean()
+        found.append({'layer': len(found), 'activations': rms([output]),
+                      'gradients': rms(w.grad for w in layer.parameters()),
+                      'rel. update': rms(map(torch.sub, layer.parameters(), old.parameters())) / rms(old.parameters()),
+                      'dead units': dead.float().mean(), 'entropy': entropy / most})
     return found
 
-def rms(x):
-    return x.square().mean().sqrt()
-
-def note_module(seen, module, inputs, output):
-    seen[module] = inputs[0].detach(), output.detach()
-
-def spread_of_attention(scores):
-    """The mean entropy of attention, as a share of the largest possible: 1 if it is spread evenly."""
-    largest = torch.arange(1, scores.size(-1) + 1).log().mean()
-    return torch.special.entr(scores.detach().softmax(-1)).sum(-1).mean() / largest
+def rms(tensors):
+    """The root of the mean square of all their numbers."""
+    return torch.nn.utils.parameters_to_vector(tensors).square().mean().sqrt().item()
 
 # -----------------------------------------------------------------------------
 # experiments: every arm is a command of train.py, run with every seed
@@ -567,10 +500,10 @@ class Arm:
     def run(self, seed):
         """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        folder = Path(train.out_dir or 'out', f'{short}-{seed}')
+        folder = Path(f'{train.out_dir or "out"}/{short}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
-            shared = [f'--{name}={x}' for name, x in train.config.items() if x != train.config.defaults[name]]
-            command = [sys.executable, HERE / 'train.py', *shared, *self.arguments, f'--seed={seed}',
+            shared = [f'--{name}={value}' for name, value in train.config.items()]
+            command = [sys.executable, train.__file__, *shared, *self.arguments, f'--seed={seed}',
                        f'--out_dir={folder}', '--init_from=auto']
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode not in (0, 3):           # 3: diverged
@@ -578,12 +511,13 @@ class Arm:
         self.logs.append(train.read_log(folder))
 
     def values(self, key):
-        """All values of a key in the logs."""
-        return [entry[key] for log in self.logs for entry in log if entry.get(key) is not None]
+        """All values of a key in the logs; inf if there are none."""
+        found = [entry[key] for log in self.logs for entry in log if entry.get(key) is not None]
+        return found or [math.inf]
 
     def loss(self):
-        """The mean of the final losses; inf if no run got there."""
-        return mean(self.values('full_val_loss') or [math.inf])
+        """The mean of the final losses."""
+        return mean(self.values('full_val_loss'))
 
     def spread(self):
         losses = self.values('full_val_loss')
@@ -591,14 +525,11 @@ class Arm:
 
     def height(self):
         """Where a picture shows the loss: no higher than it began, so that a diverged arm fits in."""
-        return min([self.loss(), *self.values('loss')[:1]])
+        return min(self.loss(), self.values('loss')[0])
 
 def read_arms():
     """The arms that the knob `arms` describes. Raises UserError."""
-    found = []
-    for line in filter(str.strip, re.split('[\n;]', arms)):
-        name, _, arguments = line.strip().partition(':')
-        found.append(Arm(name, arguments.split()))
+    found = [Arm(name, arguments.split()) for name, arguments in re.findall(r'([^\s;:][^\n;:]*):?([^\n;]*)', arms)]
     if not found:
         raise UserError('there are no arms: give config/lab_ablations.py, or --arms="a: --n_embd=64; b: --n_embd=128"')
     return found
@@ -613,12 +544,7 @@ def bench_compare():
             arm.run(train.seed + i)
             print(f'{arm.name}, seed {i + 1} of {seeds} | loss {arm.loss():.4f}', flush=True)
     print_results(found)
-    if picture == 'rows':
-        save_rows(found)
-    elif picture == 'curves':
-        save_curves(found)
-    else:
-        save_knob(found)
+    save_picture(found, picture)
     return found
 
 def bench_scaling():
@@ -630,72 +556,72 @@ def bench_curves():
     found = [Arm(run) for run in runs.split(',')]
     for arm in found:
         arm.logs = [train.read_log(Path(arm.name))]
-        if not arm.values('loss'):
+        if not arm.logs[0]:
             raise UserError(f'there is no run in {arm.name!r}: give folders of runs, as --runs=out/a,out/b')
     print_results(found)
-    save_curves(found)
+    save_picture(found, 'curves')
 
 def print_results(found):
     """Prints how the runs ended. Runs that diverged, or have not ended yet, are not in the means."""
-    rows = [('', 'validation loss', 'vs the first', 'bits per byte', 'steps', 'tokens/s', 'ended')]
+    print_row('', 'validation loss', 'vs first', 'bits/byte', 'steps', 'tokens/s', 'ended')
     for arm in found:
-        bpb = mean(arm.values('full_val_bpb') or [math.nan])
-        speed = median(arm.values('tokens_per_second') or [math.nan])
-        last = max(arm.values('step') or [0])
-        ended = len(arm.values('full_val_loss'))
-        rows.append((arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
-                     f'{bpb:.3f}', f'{last:,}', f'{speed:,.0f}', f'{ended} of {len(arm.logs)}'))
-    print_table(rows)
+        ended = sum(map(math.isfinite, arm.values('full_val_loss')))
+        print_row(arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
+                  f'{mean(arm.values("full_val_bpb")):.3f}', f'{max(arm.values("step")):,}',
+                  f'{median(arm.values("tokens_per_second")):,.0f}', f'{ended} of {len(arm.logs)}')
 
-def save_rows(found):
-    """Draws a row for each arm, the best at the top: mean and spread."""
-    ordered = sorted(found, key=Arm.loss, reverse=True)
-    points = [(arm.height(), row, 0, arm.spread()) for row, arm in enumerate(ordered)]
-    labels = [f'{arm.name}  {arm.loss():.3f}' for arm in ordered]
-    save_picture('curves.png', {'': points}, 'o', xlabel='validation loss', yticks=range(len(found)),
-                 yticklabels=labels)
-
-def save_knob(found):
-    """Draws the final loss against a knob. Arms with the same name up to its last comma share a line."""
-    lines = {}
-    for arm in sorted(found, key=lambda arm: arm.knobs[picture]):
-        label, _, _ = arm.name.rpartition(', ')
-        point = arm.knobs[picture], arm.height(), arm.spread()
-        lines.setdefault(label, []).append(point)
-    save_picture('curves.png', lines, 'o-', xscale='log', xlabel=picture, ylabel='validation loss')
-
-def save_curves(found):
-    """Draws the training losses of the first seed of each arm."""
-    lines = {arm.name: train.points(arm.logs[0], 'loss') for arm in found}
-    top = 1.1 * found[0].values('loss')[0]
-    save_picture('curves.png', lines, '-', xlabel='step', ylabel='training loss', ylim=(0, top))
+def save_picture(found, kind):
+    """
+    Draws a row for each arm, the best at the top; or the training losses of its first seed; or its final loss against a
+    knob, where arms with the same name up to its last comma share a line. The bars are the spread of seeds.
+    """
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(9, 5), layout='constrained')
+    figure.suptitle(question)
+    axis = figure.subplots()
+    lines = defaultdict(list)           # {label: points}
+    if kind == 'rows':
+        axis.set(xlabel='validation loss')
+        for arm in sorted(found, key=Arm.loss, reverse=True):
+            axis.errorbar(arm.height(), f'{arm.name}  {arm.loss():.3f}', xerr=arm.spread(), fmt='oC0')
+    elif kind == 'curves':
+        axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * found[0].values('loss')[0]))
+        for arm in found:
+            lines[arm.name] = train.points(arm.logs[0], 'loss')
+    else:
+        axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
+        for arm in sorted(found, key=lambda arm: arm.knobs[kind]):
+            label, _, _ = arm.name.rpartition(', ')
+            lines[label].append((arm.knobs[kind], arm.height(), arm.spread()))
+    for label, points in lines.items():
+        axis.errorbar(*zip(*points), marker='.', label=label)
+    if len(lines) > 1:
+        axis.legend()
+    path = f'{train.out_dir or "out"}/curves.png'
+    figure.savefig(path)
+    print(f'picture | {path}')
 
 def print_law(found):
-    """Fits a law to the arms that ended with a loss. Raises UserError if they are too few."""
-    points = []
-    for arm in found:
-        if arm.values('full_val_loss'):
-            N = build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6
-            points.append((N, tokens_of(arm.knobs), arm.loss()))
-    if len(points) < 6:
-        raise UserError(f'{len(points)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
-    error, E, A, alpha, B, beta = fit_law(*np.array(points).T)
+    """
+    loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) for the arms that ended with a loss. All pairs of
+    exponents are tried; E, A and B minimize the squares of the relative errors. Raises UserError for too few arms.
+    """
+    ended = [arm for arm in found if arm.loss() < math.inf]
+    if len(ended) < 6:
+        raise UserError(f'{len(ended)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
+    N, D, losses = np.array([(build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6, tokens_of(arm.knobs),
+                              arm.loss()) for arm in ended]).T
+    laws, exponents = [], np.arange(0.02, 1.5, 0.02)
+    for alpha in exponents:
+        for beta in exponents:
+            terms = np.stack([N ** 0, N ** -alpha, D ** -beta]) / losses
+            E, A, B = np.linalg.lstsq(terms.T, N ** 0)[0]
+            error = np.square((E, A, B) @ terms - 1).mean() ** 0.5
+            if min(E, A, B) >= 0:
+                laws.append((error, E, A, alpha, B, beta))
+    error, E, A, alpha, B, beta = min(laws)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
-          f'(N weights of matmuls, D tokens; {len(points)} arms)')
-
-def fit_law(N, D, loss):
-    """
-    loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2). All pairs of exponents are tried; E, A and B
-    minimize the squares of the relative errors. -> the error, E, A, alpha, B, beta
-    """
-    laws = []
-    for alpha, beta in product(np.arange(0.02, 1.5, 0.02), repeat=2):
-        terms = np.stack([N ** 0, N ** -alpha, D ** -beta], 1) / loss[:, None]
-        E, A, B = np.linalg.lstsq(terms, np.ones(len(loss)))[0]
-        error = np.square(terms @ (E, A, B) - 1).mean() ** 0.5
-        if min(E, A, B) >= 0:
-            laws.append((error, E, A, alpha, B, beta))
-    return min(laws)
+          f'(N weights of matmuls, D tokens; {len(ended)} arms)')
 
 def main():
     if train.RANK:
