@@ -473,7 +473,7 @@ def diagnose(model, optimizer, batch, lr):
 
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
-    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
+    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list, strict=True):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
         entropy = Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
@@ -597,7 +597,8 @@ def save_picture(found, kind):
         axis.errorbar(*zip(*points), marker='.', label=label)
     if len(lines) > 1:
         axis.legend()
-    path = f'{train.out_dir or "out"}/curves.png'
+    path = Path(train.out_dir or 'out', 'curves.png')
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     print(f'picture | {path}')
 

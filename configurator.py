@@ -72,7 +72,7 @@ class Output:
         pass
 
 def launch(main):
-    """Runs a script's main. A UserError, Ctrl-C or a full disk ends it with one line; other errors keep a traceback."""
+    """Runs a script's main. Mistakes, a missing package, Ctrl-C or a full disk are one line; bugs keep a traceback."""
     try:
         main()
     except UserError as e:
@@ -80,6 +80,8 @@ def launch(main):
         end(f'{e.kind}: {line}', e.status)
     except BrokenPipeError:         # `| head` has read enough, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ModuleNotFoundError as e:
+        end(f'error: this needs one more package: pip install {e.name}', 2)
     except KeyboardInterrupt:
         end('\nstopped', 130)
     except OSError as e:

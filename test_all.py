@@ -241,6 +241,7 @@ def test_a_bug_keeps_its_traceback():
 @parametrize('error, status, says', [
     (OSError(28, 'No space left on device'), 2, 'make room'),
     (PermissionError(13, 'Permission denied'), 2, 'folder that you may write to'),
+    (ModuleNotFoundError(name='gguf'), 2, 'pip install gguf'),
     (KeyboardInterrupt(), 130, 'stopped'),
 ])
 def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, capsys):
