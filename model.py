@@ -524,9 +524,6 @@ PEAK_FLOPS = {
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
 DTYPES = 'float32', 'bfloat16', 'float16'
-# runs of this many FLOPs are compiled: two cores with fast bfloat16 take 140 s, or 30 s of compiling and 100 s; others
-# take 2.5 times as long for as many. GPUs: an estimate
-COMPILE_FROM = dict(cpu=3e13, cuda=1e15)
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
@@ -560,7 +557,7 @@ def choose_dtype(dtype, place, packed=False, one_row=False):
         return 'float16' if torch.cuda.get_device_capability(place)[0] >= 7 else 'float32'
     if packed and can_pack(place):
         return 'float16'
-    if place == 'cpu' and (has_fast_bfloat16() or one_row and can_pack(place)):
+    if has_fast_bfloat16() or (one_row and can_pack(place)):
         return 'bfloat16'
     return 'float32'
 
@@ -580,23 +577,23 @@ def can_pack(place):
 
 def choose_compile(compile, place, flops=0.0):
     """'auto' -> whether compiling is possible and pays for this many FLOPs. Raises UserError."""
-    if compile not in (True, False, 'auto'):
-        raise UserError(f'compile = {compile!r}: give True, False or auto')
     if 'cuda' in place:
+        pays_from = 1e15        # an estimate
         compilers = 'gcc', 'clang', 'cl'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
+        # two cores with fast bfloat16 take 140 s for it, or 30 s of compiling and 100 s; others 2.5 times as long
+        pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
         compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
         # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
         possible = place == 'cpu' and torch.__version__ >= (2, 7)
     header = Path(sysconfig.get_path('include'), 'Python.h')        # some systems have it in a separate package
     possible = possible and header.exists() and any(map(shutil.which, compilers))
     if compile == 'auto':
-        slowness = 2.5 if place == 'cpu' and not has_fast_bfloat16() else 1
-        return possible and slowness * flops >= COMPILE_FROM[place.split(':')[0]]
-    if compile and not possible:
-        raise UserError('compiling needs a C++ compiler, Python.h (python3-dev), and torch 2.7 on a CPU or Triton on a '
-                        'GPU: install what is missing, or use --compile=False')
+        return possible and flops >= pays_from
+    if compile not in (False, possible):
+        raise UserError(f'compile = {compile}: give auto, False, or True, which needs a C++ compiler, Python.h '
+                        f'(python3-dev), and torch 2.7 on a CPU or Triton on a GPU')
     return compile
 
 def device_name(place):

@@ -54,7 +54,7 @@ import prepare
 import sample
 import train
 from configurator import Knobs, UserError, read_json
-from model import (COMPILE_FROM, FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
+from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
                    KVCache, Linear, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
                    choose_dtype, cross_entropy, find_folder, fused_attention, gelu, has_fast_bfloat16, load_file,
                    load_model, newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint, save_file,
@@ -2136,7 +2136,7 @@ def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     train_here('b', f'{knobs} --max_iters=4 --dtype=float32')
     # as on another machine
     monkeypatch.setattr('model.choose_dtype', lambda dtype, place: dtype.replace('auto', 'bfloat16'))
-    monkeypatch.setitem(COMPILE_FROM, 'cpu', 0.0)
+    monkeypatch.setattr('model.choose_compile', lambda compile, *_: bool(compile))
     resumed = train_here('b', f'{knobs} --max_iters=8 --init_from=resume')
     assert resumed.bits == straight.bits
 
