@@ -701,43 +701,41 @@ GPT2_KEYS = dict(
 )
 TRAINING_FIELDS = 'dropout', 'attention'        # which are no part of what a model is
 
+# settings in config.json that are not fields of ours, with the only value that works here
+LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)
+GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+
 # model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
 FAMILIES = dict(
-    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA),
-    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True)),
-    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2),
+    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA, LLAMA_FIXED),
+    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), LLAMA_FIXED),
+    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
 )
 
 def family(config):
     """The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation."""
-    for kind, (_, keys, values) in FAMILIES.items():
-        ours = {name: getattr(config, name) for name in (*keys, *TRAINING_FIELDS)}
+    for kind, (_, keys, values, _) in FAMILIES.items():
+        others = {name: value for name, value in values.items() if name not in keys}
         with suppress(UserError):       # rope and an odd head_dim, say
-            if GPTConfig(**{**values, **ours}) == config:
+            if replace(config, **others) == config:
                 return kind
     return 'gpt_ablation'
 
-def fixed(d):
-    """Settings in config.json that are not fields of ours, with the only value that works here."""
-    if d['model_type'] == 'gpt2':
-        return dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), use_sliding_window=False)
-
-def export_config(config, kind, eot=None):
-    """The config.json of a model_type."""
+def export_config(config, eot=None):
+    """The config.json of a model, for transformers if that knows its kind."""
+    kind = family(config)
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
         return dict(d, architectures=['AblationForCausalLM'], vocab_size=config.vocab_size, gpt_config=asdict(config))
-    name, keys, _ = FAMILIES[kind]
-    d.update(architectures=[name], **{theirs: getattr(config, ours) for ours, theirs in keys.items()})
-    d.update(fixed(d))
+    name, keys, _, fixed = FAMILIES[kind]
+    d.update(architectures=[name], **{theirs: getattr(config, ours) for ours, theirs in keys.items()}, **fixed)
     if kind == 'gpt2':
         d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
     else:
         rope = dict(rope_type='default', rope_theta=config.rope_theta)
         if d.pop('factor') != 1:
             rope.update(LLAMA3, rope_type='llama3', factor=config.rope_factor)
-        d.update(rope_parameters=rope)
+        d.update(mlp_bias=config.bias, rope_parameters=rope)
     return d
 
 def import_config(d):
@@ -747,17 +745,17 @@ def import_config(d):
         return GPTConfig(**d['gpt_config'])
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
-    _, keys, fields = FAMILIES[kind]
+    _, keys, values, fixed = FAMILIES[kind]
     rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
-    d = {**d, 'rope_type': rope.get('type'), **rope}      # older files say type
-    wanted = dict(fixed(d), rope_type='default')
+    d = {'rope_type': rope.get('type'), **d, **rope}      # older files say type
+    wanted = dict(fixed, rope_type='default', mlp_bias=d.get('attention_bias', False))      # we have one bias for both
     if d['rope_type'] == 'llama3':
         wanted.update(LLAMA3, rope_type='llama3')
     for name, value in wanted.items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}: use another model')
     found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
-    return GPTConfig(**{**fields, **found})
+    return GPTConfig(**{**values, **found})
 
 def find_folder(name, say=print):
     """
@@ -803,8 +801,9 @@ def load_model(folder, **overrides):
         config = replace(import_config(read_json(folder / 'config.json')), **overrides)
         tensors = {}
         for file in files:
-            tensors.update(load_file(file))
-        tensors = {name: x.float() for name, x in tensors.items() if not name.endswith(NO_WEIGHTS)}
+            for name, x in load_file(file).items():
+                if not name.endswith(NO_WEIGHTS):
+                    tensors[name] = x.float()
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
         with torch.device('meta'):      # names and shapes only: a file's claims allocate nothing
@@ -852,10 +851,10 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
-        save_file(weights_on_disk(model), unfinished / 'model.safetensors', metadata={'format': 'pt'})
-        save_file(tensors, unfinished / 'training.safetensors', metadata={'format': 'pt'})
+        save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
+        save_file(tensors, unfinished / 'training.safetensors')
         kept_files, ids = kept
-        files = {'config.json': export_config(model.config, family(model.config), eot) | ids,
+        files = {'config.json': export_config(model.config, eot) | ids,
                  'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot),
                  'training.json': training}
         if Path(tokenizer_path).exists():
@@ -867,12 +866,12 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
             (unfinished / name).write_text(json.dumps(content, indent=1))
         for name, content in kept_files.items():
             (unfinished / name).write_bytes(content)
-        for path in unfinished.glob('*.safetensors'):       # safetensors lets only their owner read them
-            shutil.copymode(unfinished / 'config.json', path)
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
-        for path in (*unfinished.iterdir(), unfinished):
+        for path in unfinished.iterdir():
+            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read its files
             sync(path)
+        sync(unfinished)
         os.rename(unfinished, folder)
         sync(folder.parent)
     except (OSError, SafetensorError) as e:
@@ -887,10 +886,9 @@ def remove_checkpoint(folder):
 
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there, as it was written."""
-    manifest = read_json(folder / MANIFEST)
-    for name in sorted({'config.json', 'model.safetensors', *manifest}):
+    for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
-        if not path.is_file() or file_sha256(path) != manifest.get(name):
+        if not path.is_file() or file_sha256(path) != sha256:
             raise UserError(f'{path} is damaged or missing (its sha256 is not that of {MANIFEST}): use another '
                             f'checkpoint')
 
@@ -898,15 +896,9 @@ def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
     return sorted(p for p in Path(run).glob('step_*') if re.fullmatch(r'step_\d+', p.name))
 
-def step_of(folder):
-    """The step of a checkpoint: that of training.json, where it can be read, since a folder may have been renamed."""
-    with suppress(UserError, KeyError):
-        return read_json(folder / 'training.json')['step']
-    return int(folder.name[5:])
-
 def newest_whole(run, say=print):
     """The newest whole checkpoint of a run; says what is wrong with newer ones. Raises UserError if there is none."""
-    for folder in reversed(sorted(checkpoints(run), key=step_of)):
+    for folder in reversed(checkpoints(run)):
         try:
             check_manifest(folder)
             return folder

@@ -1012,7 +1012,7 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
 
 @parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
-    _, keys, values = FAMILIES[kind]
+    _, keys, values, _ = FAMILIES[kind]
     assert {*keys, *values, *TRAINING_FIELDS} == GPTConfig.__dataclass_fields__.keys()
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
@@ -2061,9 +2061,6 @@ def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     assert not Path('a').exists()
     assert Run('b').kept == [4, 5]
     assert not any(Path('b').glob('damaged*'))
-    shutil.copytree('b/step_00000004', 'b/step_00000077')
-    assert command('train.py b/config.py --init_from=auto --max_iters=6') == 0
-    assert Run('b').kept[-2:] == [5, 6]
     shutil.copy('b/config.py', 'mine.py')           # as a model for another run
     assert command('train.py mine.py --max_iters=1') == 0
     assert Run('out/corpus').kept == [1]
