@@ -26,7 +26,6 @@ import sys
 import sysconfig
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -170,8 +169,7 @@ def rope_freqs(hs, theta, device=None):
 def rope_angles(positions, hs, theta, factor=1.0):
     """positions (T,) -> cos, sin (T, hs/2) of position * frequency; factor: as in rope_slowdown."""
     freqs = rope_freqs(hs, theta, positions.device)
-    if factor != 1:
-        freqs = freqs * rope_slowdown(freqs, factor)
+    freqs = freqs * rope_slowdown(freqs, factor)        # by exactly 1 if the factor is 1
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
@@ -206,7 +204,7 @@ class Linear(nn.Module):
         one_row = x.numel() == x.size(-1)
         if one_row and x.device.type == 'cpu' and torch.compiler.is_compiling():
             # compiles to a loop that reads w at the speed of memory, 2 to 3 times as fast as F.linear
-            y = (upcast(w) * upcast(x)).sum(-1).to(x.dtype).view(*x.shape[:-1], -1)
+            y = (upcast(w) * upcast(x)).sum(-1).to(x.dtype)[None]        # (1, 1, d_out)
             return y if b is None else y + b
         return F.linear(x, w, b)        # x @ w.T + b in one call
 
@@ -233,13 +231,11 @@ class LayerNorm(RMSNorm):
     """(x - mean) / std * weight + bias (arXiv:1607.06450)"""
     def __init__(self, d, eps, bias):
         super().__init__(d, eps)
-        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else 0.0
 
     def forward(self, x):
         f = upcast(x)
-        f = super().forward(f - f.mean(-1, keepdim=True))
-        if self.bias is not None:
-            f = f + self.bias
+        f = super().forward(f - f.mean(-1, keepdim=True)) + self.bias
         return f.to(x.dtype)
 
 def make_norm(config):
@@ -268,18 +264,16 @@ class ValueEmbedding(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
         super().__init__()
+        c = self.config = config
         self.layer = layer
-        self.n_head, self.n_kv_head, self.dropout = config.n_head, config.n_kv_head, config.dropout
-        C, bias = config.n_embd, config.bias
-        self.hs = config.head_dim
-        self.q_proj = Linear(C, self.n_head * self.hs, bias)
-        self.k_proj = Linear(C, self.n_kv_head * self.hs, bias)
-        self.v_proj = Linear(C, self.n_kv_head * self.hs, bias)
-        self.o_proj = Linear(self.n_head * self.hs, C, bias)
-        norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
-        self.q_norm, self.k_norm = norm(), norm()
+        self.q_proj = Linear(c.n_embd, c.n_head * c.head_dim, c.bias)
+        self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
+        self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
+        self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, c.bias)
+        norm = RMSNorm if c.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
         # in the last layer and every other one before it
-        has_values = config.value_embeds and (config.n_layer - layer) % 2 == 1
+        has_values = c.value_embeds and (c.n_layer - layer) % 2 == 1
         self.value_embed = ValueEmbedding(config) if has_values else None
 
     def forward(self, x, angles, mask=None, fused=True, cache=None, positions=None, decode=False, idx=None):
@@ -288,10 +282,10 @@ class Attention(nn.Module):
         for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache;
         idx (B, T): the tokens, for value embeddings.
         """
-        B, T, _ = x.shape       # batch, time, n_embd
-        q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
-        k = self.k_norm(self.k_proj(x).view(B, T, self.n_kv_head, self.hs))
-        v = self.v_proj(x).view(B, T, self.n_kv_head, self.hs)
+        c, (B, T, _) = self.config, x.shape       # batch, time, n_embd
+        q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
+        k = self.k_norm(self.k_proj(x).view(B, T, c.n_kv_head, c.head_dim))
+        v = self.v_proj(x).view(B, T, c.n_kv_head, c.head_dim)
         if self.value_embed is not None:
             v = v + self.value_embed(x, idx)
         if angles is not None:
@@ -302,19 +296,19 @@ class Attention(nn.Module):
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
-        group = self.n_head // self.n_kv_head       # heads of queries that share a head of keys and values
+        group = c.n_head // c.n_kv_head       # heads of queries that share a head of keys and values
         if decode:
             k, v = cache.k[self.layer], cache.v[self.layer]     # (B, nkv, S, hs)
             # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
-            q = q.reshape(B, self.n_kv_head, group, self.hs)
+            q = q.reshape(B, c.n_kv_head, group, c.head_dim)
         elif group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
 
         attend = fused_attention if fused else scaled_dot_product_attention
-        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
-        y = y.reshape(B, self.n_head, T, self.hs)           # the rows of a group are heads again
+        y = attend(q, k, v, mask, c.dropout if self.training else 0.0)
+        y = y.reshape(B, c.n_head, T, c.head_dim)           # the rows of a group are heads again
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
-        return F.dropout(self.o_proj(y), self.dropout, self.training)
+        return F.dropout(self.o_proj(y), c.dropout, self.training)
 
 class MLP(nn.Module):
     def __init__(self, config):
@@ -361,7 +355,7 @@ class KVCache:
         self.k = [torch.zeros(shape, device=device, dtype=model.compute_dtype) for _ in range(config.n_layer)]
         self.v = [torch.zeros_like(k) for k in self.k]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.rows = torch.arange(batch, device=device)
+        self.rows = torch.arange(batch, device=device)[:, None]
         self.size = size
         if device.type == 'cuda' and 'torch._dynamo' in sys.modules:        # CUDA graphs write only to fixed addresses
             for t in (*self.k, *self.v, self.lengths, self.rows):
@@ -369,9 +363,8 @@ class KVCache:
 
     def write(self, layer, positions, k, v):
         """Stores a layer's keys and values (B, T, nkv, hs) of tokens at these positions (B or 1, T) of their texts."""
-        rows = self.rows[:, None]
-        self.k[layer][rows, :, positions] = k
-        self.v[layer][rows, :, positions] = v
+        self.k[layer][self.rows, :, positions] = k
+        self.v[layer][self.rows, :, positions] = v
 
 class GPT(nn.Module):
     pad_to = 64             # the embedding and the head have a multiple of this many rows
@@ -382,16 +375,14 @@ class GPT(nn.Module):
         self.compute_dtype = torch.float32
         # the largest matmul is faster on GPUs with a multiple of 64 rows. the padding exists only in here: its rows are
         # zero, it never gets a probability, and it is in no checkpoint
-        self.padding = 0
-        if config.vocab_size > 1024:
-            self.padding = -config.vocab_size % self.pad_to
+        self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
         rows = config.vocab_size + self.padding
         # tied: blocks add nothing at first, so a token's logit for itself is about n_embd * std, the others near 0. exp
         # of it is 1 + vocab_size / 12 at most, so the loss starts about log(1 + 1/12) above log(vocab_size)
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
             embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 0.5),
-            layers=nn.ModuleList([Block(config, i) for i in range(config.n_layer)]),
+            layers=nn.ModuleList(Block(config, i) for i in range(config.n_layer)),
             norm=make_norm(config) if config.norm_position == 'pre' else nn.Identity()))
         if config.position == 'learned':
             self.model.embed_positions = Embedding(config.block_size, config.n_embd, 0.02)
@@ -415,16 +406,13 @@ class GPT(nn.Module):
 
         Weights of norms are 1; biases and the rows of padding are 0.
         """
-        if self.config.position == 'learned':
-            for name, p in self.named_parameters():
-                if name.endswith(('o_proj.weight', 'down_proj.weight')):
-                    p.normal_(0.0, 0.02 / math.sqrt(2 * self.config.n_layer))
-                elif p.dim() == 2:
-                    p.normal_(0.0, 0.02)
-        else:
-            for layer in self.model.layers:
-                layer.self_attn.o_proj.weight.zero_()
-                layer.mlp.down_proj.weight.zero_()
+        for name, p in self.named_parameters():
+            last = name.endswith(('o_proj.weight', 'down_proj.weight'))
+            if self.config.position == 'learned' and p.dim() == 2:
+                std = 0.02 / math.sqrt(2 * self.config.n_layer) if last else 0.02
+                p.normal_(0.0, std)
+            elif last:
+                p.zero_()
         for w in (self.model.embed_tokens.weight, self.lm_head.weight):
             w[self.config.vocab_size:] = 0
 
@@ -441,9 +429,8 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
         """
         idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats.
-        cache: a KVCache, which whole prompts fill; only their last logits come back, (B, 1, vocab_size).
-        lengths (B,): how many tokens of each prompt count, where shorter ones are padded at the end.
-        decode: idx (B, 1) is the next token of each text in the cache.
+        cache: a KVCache, which whole prompts fill, padded at the end to the same length; lengths (B,) says how many
+        tokens of each count; only the last logits come back, (B, 1, vocab_size). decode: idx (B, 1) is their next token.
         """
         T = idx.size(1)
         assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
@@ -451,7 +438,10 @@ class GPT(nn.Module):
             positions, S = cache.lengths[:, None], cache.size       # (B, 1)
         else:
             positions, S = torch.arange(T, device=idx.device)[None], T          # (1, T)
-        fused = self.uses_fused_attention(idx) and not decode       # one query is faster written out
+        # one query is faster written out. so is bfloat16 compiled on a CPU: a step of 6 layers of width 256 by 8%
+        compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
+        written_out = decode or (compiled_on_cpu and self.compute_dtype == torch.bfloat16 and T <= 512)
+        fused = self.config.attention == 'flash' and not written_out
         # which token sees which. for another mask by positions, only this line becomes causal_mask(positions, S) & your
         # condition; None is the causal mask to fused_attention, which is faster without a tensor
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
@@ -469,24 +459,14 @@ class GPT(nn.Module):
         if decode:
             cache.lengths += 1
         elif cache is not None:
-            cache.lengths[:] = T if lengths is None else lengths
-            x = x[cache.rows, cache.lengths - 1][:, None]
+            cache.lengths[:] = lengths
+            x = x[cache.rows, cache.lengths[:, None] - 1]      # (B, 1, n_embd)
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
             return logits[..., :self.config.vocab_size]
         if self.padding:        # masked rather than cut off: rows of an odd length are slow to read on a GPU
-            beyond = torch.arange(logits.size(-1), device=idx.device) >= self.config.vocab_size
-            logits = logits.masked_fill(beyond, float('-inf'))
+            logits[..., self.config.vocab_size:] = float('-inf')
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
-
-    def uses_fused_attention(self, idx):
-        """
-        Whether torch's kernels compute attention. Not for bfloat16 that is compiled on a CPU: a step of 6 layers of
-        width 256 is 8% faster written out.
-        """
-        compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
-        faster_written_out = compiled_on_cpu and self.compute_dtype == torch.bfloat16 and idx.size(1) <= 512
-        return self.config.attention == 'flash' and not faster_written_out
 
     def pack(self):
         """
@@ -503,10 +483,9 @@ class GPT(nn.Module):
         copies = 1 if self.config.tie_weights else 2
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
-    def flops_per_token(self, T=None):
+    def flops_per_token(self, T):
         """Training FLOPs per token: 6 per matmul weight, head included, 12 n_layer n_head head_dim T for attention."""
         c = self.config
-        T = c.block_size if T is None else T
         in_blocks = sum(m.weight.numel() for m in self.model.layers.modules() if isinstance(m, Linear))
         return 6 * (in_blocks + c.vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * T
 

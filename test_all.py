@@ -2475,7 +2475,7 @@ def test_a_training_step_is_timed_and_its_parts_are_listed(monkeypatch):
     out = run_bench('--profile --batch_size=8 --micro_batch_size=2')
     ms, _, rate = numbers_after('step', out)
     assert rate == pytest.approx(8 * 16 / ms * 1e3, rel=0.05)
-    flops = rate * small_gpt(vocab_size=257).flops_per_token()
+    flops = rate * small_gpt(vocab_size=257).flops_per_token(16)
     assert numbers_after('compute', out) == pytest.approx([flops / 1e12, 100 * flops / 2e12, 2], rel=0.02, abs=0.06)
     assert 'aten::mm' in out
     assert out.count('here') == 2
