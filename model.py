@@ -717,8 +717,9 @@ def export_config(config, eot=None):
         d.update(mlp_bias=config.bias, rope_parameters=rope)
     return d
 
-def import_config(d):
-    """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not supported."""
+def import_config(folder):
+    """The GPTConfig that a config.json describes. Raises UserError for an architecture that is not supported."""
+    d = read_json(folder / 'config.json')
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
         return GPTConfig(**d['gpt_config'])
@@ -747,8 +748,7 @@ def find_folder(name, say=print):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
                         f'gpt2, or owner/model on the hub; `ls out` shows the runs')
     # config.json first: a model that is not supported is refused before its weights are downloaded
-    folder = download(name, ['*.json'])
-    import_config(read_json(folder / 'config.json'))
+    import_config(download(name, ['*.json']))
     return download(name, ['*.json', '*.jinja', 'model*.safetensors'])
 
 def download(name, patterns):
@@ -772,14 +772,10 @@ def load_model(folder, **overrides):
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         check_manifest(folder)
-    files = sorted(folder.glob('model*.safetensors'))
-    if not files:
-        raise UserError(f'{folder} holds no model.safetensors: give the folder of a run, of a checkpoint, or of a '
-                        f'Hugging Face model in safetensors; `ls out` shows the runs')
     try:
-        config = replace(import_config(read_json(folder / 'config.json')), **overrides)
+        config = replace(import_config(folder), **overrides)
         tensors = {}
-        for file in files:
+        for file in folder.glob('model*.safetensors'):
             for name, x in load_file(file).items():
                 if not name.endswith(NO_WEIGHTS):
                     tensors[name] = x.float()
@@ -794,7 +790,7 @@ def load_model(folder, **overrides):
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
     except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
-        raise UserError(f'{folder}: config.json and the weights are not one model of a known kind '
+        raise UserError(f'{folder}: config.json and model*.safetensors are not one model of a known kind '
                         f'({" ".join(str(e).split())[:300]}); use another folder')
     return model
 
@@ -814,9 +810,9 @@ def keep_from(folder):
 
 def tokenizer_config(path, eot, block_size):
     """What `transformers` has to know beside a tokenizer.json, for the file of this name."""
-    token_of = {token['id']: token['content'] for token in read_json(path)['added_tokens']}
-    return dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=token_of.get(eot), bos_token=token_of.get(eot),
-                model_max_length=block_size, clean_up_tokenization_spaces=False)
+    end = {token['id']: token['content'] for token in read_json(path)['added_tokens']}.get(eot)
+    return dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end, model_max_length=block_size,
+                clean_up_tokenization_spaces=False)
 
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept=({}, {})):
     """
@@ -898,7 +894,7 @@ def write_gguf(path, model, tok, stop, type_):
     except ImportError:
         raise UserError('--gguf needs one more package: pip install gguf')
     c, kind = model.config, family(model.config)
-    if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
+    if kind not in FAMILIES or not getattr(tok, 'merges', None):
         raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
                         'BPE with the pattern of GPT-2 or GPT-4. for the tokenizers of others, give the checkpoint to '
                         "llama.cpp's convert_hf_to_gguf.py")
@@ -911,13 +907,16 @@ def write_gguf(path, model, tok, stop, type_):
 
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
-    if c.rope_factor != 1:
-        slowdown = rope_slowdown(rope_freqs(c.head_dim, c.rope_theta), c.rope_factor)
-        w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
-    for name, x in weights_of_llama_cpp(model, kind):
+    heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head)
+    for name, x in weights_on_disk(model).items():
+        part = name.split('.')[-2]
+        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
+            x = x.t()
+        if kind == 'llama' and part in heads:       # the two rows that rope rotates stand side by side
+            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
-        x = gguf.quants.quantize(x.contiguous().numpy(), stored_as)
+        x = gguf.quants.quantize(x.numpy(), stored_as)
         w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
     w.write_header_to_file()
     w.write_kv_data_to_file()
@@ -938,6 +937,9 @@ def add_shape(w, c):
     w.add_layer_norm_eps(c.norm_eps)
     w.add_layer_norm_rms_eps(c.norm_eps)
     w.add_rope_freq_base(c.rope_theta)
+    if c.rope_factor != 1:
+        slowdown = rope_slowdown(rope_freqs(c.head_dim, c.rope_theta), c.rope_factor)
+        w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
 
 def add_tokens(w, tok, stop, size, types):
     """A tokenizer for a model with `size` ids; the last ones may have no token."""
@@ -956,14 +958,3 @@ def add_tokens(w, tok, stop, size, types):
     if stop is not None:
         w.add_bos_token_id(stop)
         w.add_eos_token_id(stop)
-
-def weights_of_llama_cpp(model, kind):
-    """The weights under Hugging Face's names, in llama.cpp's layout."""
-    heads = dict(q_proj=model.config.n_head, k_proj=model.config.n_kv_head)
-    for name, x in weights_on_disk(model).items():
-        part = name.split('.')[-2]
-        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
-            x = x.t()
-        if kind == 'llama' and part in heads:       # the two rows that rope rotates stand side by side
-            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
-        yield name, x
