@@ -19,7 +19,6 @@ import ctypes
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import sys
@@ -92,11 +91,11 @@ class GPTConfig:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
-GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_kv_head=0, n_embd=768, head_dim=0, d_ff=0,
-            rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-5, bias=True, tie_weights=True, qk_norm=False,
-            norm='layer', norm_position='pre', position='learned', mlp='gelu', value_embeds=False)
-LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-6, bias=False, tie_weights=False,
-             qk_norm=False, norm='rms', norm_position='pre', position='rope', mlp='swiglu', value_embeds=False)
+SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
+              value_embeds=False)
+GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
+            bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
+LLAMA = dict(SHARED, norm_eps=1e-6, bias=False, tie_weights=False, norm='rms', position='rope', mlp='swiglu')
 
 # -----------------------------------------------------------------------------
 # functions, written out. The layers below call torch's own kernels for softmax, silu, gelu, cross_entropy and
@@ -162,13 +161,13 @@ def rope_slowdown(freqs, factor):
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept + (1 - kept) / factor
 
-def rope_freqs(hs, theta, device=None):
+def rope_freqs(hs, theta):
     """theta^(-2i/hs) for each of the hs/2 pairs of a head"""
-    return theta ** -(torch.arange(0, hs, 2, device=device).float() / hs)
+    return theta ** -(torch.arange(0, hs, 2).float() / hs)
 
 def rope_angles(positions, hs, theta, factor=1.0):
     """positions (T,) -> cos, sin (T, hs/2) of position * frequency; factor: as in rope_slowdown."""
-    freqs = rope_freqs(hs, theta, positions.device)
+    freqs = rope_freqs(hs, theta)
     freqs = freqs * rope_slowdown(freqs, factor)        # by exactly 1 if the factor is 1
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
@@ -291,7 +290,8 @@ class Attention(nn.Module):
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)
         if cache is not None:
-            cache.write(self.layer, positions, k, v)
+            cache.k[self.layer][cache.rows, :, positions] = k
+            cache.v[self.layer][cache.rows, :, positions] = v
         q = q.transpose(1, 2)       # (B, nh, T, hs)
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
@@ -361,11 +361,6 @@ class KVCache:
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
 
-    def write(self, layer, positions, k, v):
-        """Stores a layer's keys and values (B, T, nkv, hs) of tokens at these positions (B or 1, T) of their texts."""
-        self.k[layer][self.rows, :, positions] = k
-        self.v[layer][self.rows, :, positions] = v
-
 class GPT(nn.Module):
     pad_to = 64             # the embedding and the head have a multiple of this many rows
 
@@ -418,22 +413,23 @@ class GPT(nn.Module):
 
     def tie_and_tabulate(self):
         """Makes what a checkpoint does not hold: the head if it is the embedding, and the tables of rope."""
-        if self.config.tie_weights:
+        c = self.config
+        if c.tie_weights:
             self.lm_head.weight = self.model.embed_tokens.weight
         # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
-        if self.config.position == 'rope' and not self.lm_head.weight.is_meta:
-            c, positions = self.config, torch.arange(self.config.block_size)
+        if c.position == 'rope' and not self.lm_head.weight.is_meta:
+            positions = torch.arange(c.block_size)
             tables = rope_angles(positions, c.head_dim, c.rope_theta, c.rope_factor)      # (block_size, hs/2) each
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
         """
         idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats.
-        cache: a KVCache, which whole prompts fill, padded at the end to the same length; lengths (B,) says how many
-        tokens of each count; only the last logits come back, (B, 1, vocab_size). decode: idx (B, 1) is their next token.
+        cache: a KVCache, which whole prompts fill, padded at the end; lengths (B,) says how many tokens of each count,
+        and only the last of these have logits, (B, 1, vocab_size). decode: idx (B, 1) is the next token of each text.
         """
-        T = idx.size(1)
-        assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
+        c, T = self.config, idx.size(1)
+        assert T <= c.block_size, f'{T} tokens do not fit the context of {c.block_size}'
         if decode:
             positions, S = cache.lengths[:, None], cache.size       # (B, 1)
         else:
@@ -441,17 +437,17 @@ class GPT(nn.Module):
         # one query is faster written out. so is bfloat16 compiled on a CPU: a step of 6 layers of width 256 by 8%
         compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
         written_out = decode or (compiled_on_cpu and self.compute_dtype == torch.bfloat16 and T <= 512)
-        fused = self.config.attention == 'flash' and not written_out
+        fused = c.attention == 'flash' and not written_out
         # which token sees which. for another mask by positions, only this line becomes causal_mask(positions, S) & your
         # condition; None is the causal mask to fused_attention, which is faster without a tensor
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
-        if self.config.position == 'learned':
+        if c.position == 'learned':
             x = x + self.model.embed_positions(positions)
-        x = F.dropout(x, self.config.dropout, self.training).to(self.compute_dtype)
+        x = F.dropout(x, c.dropout, self.training).to(self.compute_dtype)
         angles = None
-        if self.config.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
+        if c.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
             angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
         for layer in self.model.layers:
             x = layer(x, angles, mask, fused, cache, positions, decode, idx)
@@ -463,9 +459,9 @@ class GPT(nn.Module):
             x = x[cache.rows, cache.lengths[:, None] - 1]      # (B, 1, n_embd)
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
-            return logits[..., :self.config.vocab_size]
+            return logits[..., :c.vocab_size]
         if self.padding:        # masked rather than cut off: rows of an odd length are slow to read on a GPU
-            logits[..., self.config.vocab_size:] = float('-inf')
+            logits[..., c.vocab_size:] = float('-inf')
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
 
     def pack(self):
@@ -566,8 +562,9 @@ def choose_compile(compile, place, flops=0.0):
         compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
         # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
         possible = place == 'cpu' and torch.__version__ >= (2, 7)
-    header = Path(sysconfig.get_path('include'), 'Python.h')        # some systems have it in a separate package
-    possible = possible and header.exists() and any(map(shutil.which, compilers))
+    # some systems have Python.h in a separate package
+    possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists()
+    possible = possible and any(map(shutil.which, compilers))
     if compile == 'auto':
         return possible and flops >= pays_from
     if compile not in (False, possible):
@@ -601,7 +598,7 @@ def set_up(place):
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
         # the first compile takes 8 s less without asking g++ what the CPU can do
-        if platform.machine() == 'x86_64':
+        if can_pack(place):         # x86
             os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
 def peak_flops(place):
@@ -667,16 +664,16 @@ def weights_on_disk(model):
         tensors = to_gpt2(tensors)
     return {name: x.float().contiguous() for name, x in tensors.items()}
 
-# our fields and their names in config.json
+# the names in config.json of our fields
 LLAMA_KEYS = dict(
-    vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='max_position_embeddings',
-    n_layer='num_hidden_layers', n_head='num_attention_heads', n_kv_head='num_key_value_heads',
-    n_embd='hidden_size', head_dim='head_dim', d_ff='intermediate_size', rope_theta='rope_theta', rope_factor='factor',
-    norm_eps='rms_norm_eps',
+    vocab_size='vocab_size', tie_word_embeddings='tie_weights', max_position_embeddings='block_size',
+    num_hidden_layers='n_layer', num_attention_heads='n_head', num_key_value_heads='n_kv_head',
+    hidden_size='n_embd', head_dim='head_dim', intermediate_size='d_ff', rope_theta='rope_theta', factor='rope_factor',
+    rms_norm_eps='norm_eps',
 )
 GPT2_KEYS = dict(
-    vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
-    n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
+    vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_positions='block_size',
+    n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
 TRAINING_FIELDS = 'dropout', 'attention'        # which are no part of what a model is
 
@@ -686,7 +683,7 @@ GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale
 
 # model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
 FAMILIES = dict(
-    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA, LLAMA_FIXED),
+    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
     qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), LLAMA_FIXED),
     gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
 )
@@ -694,7 +691,7 @@ FAMILIES = dict(
 def family(config):
     """The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation."""
     for kind, (_, keys, values, _) in FAMILIES.items():
-        others = {name: value for name, value in values.items() if name not in keys}
+        others = {name: value for name, value in values.items() if name not in keys.values()}
         with suppress(UserError):       # rope and an odd head_dim, say
             if replace(config, **others) == config:
                 return kind
@@ -707,14 +704,14 @@ def export_config(config, eot=None):
     if kind == 'gpt_ablation':
         return dict(d, architectures=['AblationForCausalLM'], vocab_size=config.vocab_size, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
-    d.update(architectures=[name], **{theirs: getattr(config, ours) for ours, theirs in keys.items()}, **fixed)
+    d.update(architectures=[name], **{theirs: getattr(config, ours) for theirs, ours in keys.items()}, **fixed)
     if kind == 'gpt2':
         d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
     else:
         rope = dict(rope_type='default', rope_theta=config.rope_theta)
         if d.pop('factor') != 1:
             rope.update(LLAMA3, rope_type='llama3', factor=config.rope_factor)
-        d.update(mlp_bias=config.bias, rope_parameters=rope)
+        d.update(rope_parameters=rope)
     return d
 
 def import_config(folder):
@@ -726,15 +723,16 @@ def import_config(folder):
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
     _, keys, values, fixed = FAMILIES[kind]
-    rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
-    d = {'rope_type': rope.get('type'), **d, **rope}      # older files say type
-    wanted = dict(fixed, rope_type='default', mlp_bias=d.get('attention_bias', False))      # we have one bias for both
-    if d['rope_type'] == 'llama3':
-        wanted.update(LLAMA3, rope_type='llama3')
+    d = d | (d.get('rope_parameters') or d.get('rope_scaling') or {})       # older files have rope_scaling
+    wanted = dict(fixed)
+    if d.get('rope_type') == 'llama3':
+        wanted.update(LLAMA3)
+    else:
+        wanted.update(rope_type='default', factor=1)
     for name, value in wanted.items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}: use another model')
-    found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
+    found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
     return GPTConfig(**{**values, **found})
 
 def find_folder(name, say=print):

@@ -1013,7 +1013,7 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
 @parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
     _, keys, values, _ = FAMILIES[kind]
-    assert {*keys, *values, *TRAINING_FIELDS} == GPTConfig.__dataclass_fields__.keys()
+    assert {*keys.values(), *values, *TRAINING_FIELDS} == GPTConfig.__dataclass_fields__.keys()
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
     assert len({path.stat().st_mode for path in save(small_gpt()).iterdir()}) == 1
