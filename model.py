@@ -447,8 +447,8 @@ class GPT(nn.Module):
             x = x + self.model.embed_positions(positions)
         x = F.dropout(x, c.dropout, self.training).to(self.compute_dtype)
         angles = None
-        if c.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
-            angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
+        if c.position == 'rope':      # cos and sin, (2, B or 1, T, 1, hs/2): the same for all heads
+            angles = self.angles[:, positions].unsqueeze(-2).to(x.dtype)
         for layer in self.model.layers:
             x = layer(x, angles, mask, fused, cache, positions, decode, idx)
 
@@ -702,16 +702,13 @@ def export_config(config, eot=None):
     kind = family(config)
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
-        return dict(d, architectures=['AblationForCausalLM'], vocab_size=config.vocab_size, gpt_config=asdict(config))
+        return dict(d, architectures=['AblationForCausalLM'], gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
     d.update(architectures=[name], **{theirs: getattr(config, ours) for theirs, ours in keys.items()}, **fixed)
     if kind == 'gpt2':
         d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
-    else:
-        rope = dict(rope_type='default', rope_theta=config.rope_theta)
-        if d.pop('factor') != 1:
-            rope.update(LLAMA3, rope_type='llama3', factor=config.rope_factor)
-        d.update(rope_parameters=rope)
+    elif d.pop('factor') != 1:
+        d['rope_scaling'] = dict(LLAMA3, rope_type='llama3', factor=config.rope_factor)
     return d
 
 def import_config(folder):
@@ -723,7 +720,7 @@ def import_config(folder):
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
     _, keys, values, fixed = FAMILIES[kind]
-    d = d | (d.get('rope_parameters') or d.get('rope_scaling') or {})       # older files have rope_scaling
+    d = d | (d.get('rope_parameters') or d.get('rope_scaling') or {})
     wanted = dict(fixed)
     if d.get('rope_type') == 'llama3':
         wanted.update(LLAMA3)

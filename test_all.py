@@ -1177,7 +1177,7 @@ def test_what_gguf_has_no_form_for_is_refused(small_bpe):
 MISFITS = '''
 config.json | "llama" | "mamba"
 config.json | "silu" | "gelu"
-config.json | "default" | "yarn"
+config.json | "rope_theta" | "rope_scaling": {"type": "linear", "factor": 2}, "rope_theta"
 config.json | layers": 2 | layers": 3
 config.json | sliding_window": false | sliding_window": true
 config.json | heads": 4 | heads": 0
