@@ -541,10 +541,10 @@ def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
     Whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD's cores. Intel's cores
     with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate it.
     """
-    if not os.path.exists(cpuinfo):         # not Linux
-        return False
-    text = Path(cpuinfo).read_text()
-    return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
+    with suppress(OSError):         # only Linux has this file
+        text = Path(cpuinfo).read_text()
+        return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
+    return False
 
 def can_pack(place):
     """Whether FBGEMM is there: on x86 with AVX2."""
@@ -803,12 +803,6 @@ def keep_from(folder):
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     return files, {name: config[name] for name in KEPT_IDS if name in config}
 
-def tokenizer_config(path, eot, block_size):
-    """What `transformers` has to know beside a tokenizer.json, for the file of this name."""
-    end = {token['id']: token['content'] for token in read_json(path)['added_tokens']}.get(eot)
-    return dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end, model_max_length=block_size,
-                clean_up_tokenization_spaces=False)
-
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept=({}, {})):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
@@ -816,7 +810,6 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
     dict of tensors). kept: from keep_from. It gets its name only when all of it is on the disk. Raises UserError if it
     cannot be written.
     """
-    folder = Path(folder)
     unfinished = folder.with_name(f'.{folder.name}.partial')
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -824,12 +817,13 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
         save_file(tensors, unfinished / 'training.safetensors')
         kept_files, ids = kept
-        files = {'config.json': export_config(model.config, eot) | ids,
-                 'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot),
-                 'training.json': training}
-        if Path(tokenizer_path).exists():
+        files = {'config.json': export_config(model.config, eot) | ids, 'training.json': training}
+        if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
-            files['tokenizer_config.json'] = tokenizer_config(tokenizer_path, eot, model.config.block_size)
+            end = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}.get(eot)
+            files['tokenizer_config.json'] = dict(
+                tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end,
+                model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
         # it may name a path that is not UTF-8
         (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
