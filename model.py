@@ -281,7 +281,7 @@ class Attention(nn.Module):
         for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache;
         idx (B, T): the tokens, for value embeddings.
         """
-        c, (B, T, _) = self.config, x.shape       # batch, time, n_embd
+        c, (B, T, _) = self.config, x.shape         # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
         k = self.k_norm(self.k_proj(x).view(B, T, c.n_kv_head, c.head_dim))
         v = self.v_proj(x).view(B, T, c.n_kv_head, c.head_dim)
@@ -296,7 +296,7 @@ class Attention(nn.Module):
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
-        group = c.n_head // c.n_kv_head       # heads of queries that share a head of keys and values
+        group = c.n_head // c.n_kv_head     # heads of queries that share a head of keys and values
         if decode:
             k, v = cache.k[self.layer], cache.v[self.layer]     # (B, nkv, S, hs)
             # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
@@ -438,8 +438,7 @@ class GPT(nn.Module):
         compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
         written_out = decode or (compiled_on_cpu and self.compute_dtype == torch.bfloat16 and T <= 512)
         fused = c.attention == 'flash' and not written_out
-        # which token sees which. for another mask by positions, only this line becomes causal_mask(positions, S) & your
-        # condition; None is the causal mask to fused_attention, which is faster without a tensor
+        # None is causal, and faster than a tensor. for another mask, only here: causal_mask(positions, S) & your condition
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
@@ -447,7 +446,7 @@ class GPT(nn.Module):
             x = x + self.model.embed_positions(positions)
         x = F.dropout(x, c.dropout, self.training).to(self.compute_dtype)
         angles = None
-        if c.position == 'rope':      # cos and sin, (2, B or 1, T, 1, hs/2): the same for all heads
+        if c.position == 'rope':        # cos and sin, (2, B or 1, T, 1, hs/2): the same for all heads
             angles = self.angles[:, positions].unsqueeze(-2).to(x.dtype)
         for layer in self.model.layers:
             x = layer(x, angles, mask, fused, cache, positions, decode, idx)
@@ -456,12 +455,13 @@ class GPT(nn.Module):
             cache.lengths += 1
         elif cache is not None:
             cache.lengths[:] = lengths
-            x = x[cache.rows, cache.lengths[:, None] - 1]      # (B, 1, n_embd)
+            x = x[cache.rows, cache.lengths[:, None] - 1]        # (B, 1, n_embd)
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
             return logits[..., :c.vocab_size]
         if self.padding:        # masked rather than cut off: rows of an odd length are slow to read on a GPU
-            logits[..., c.vocab_size:] = float('-inf')
+            beyond = torch.arange(logits.size(-1), device=idx.device) >= c.vocab_size
+            logits = logits.masked_fill(beyond, float('-inf'))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
 
     def pack(self):
@@ -721,16 +721,12 @@ def import_config(folder):
         raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
     _, keys, values, fixed = FAMILIES[kind]
     d = d | (d.get('rope_parameters') or d.get('rope_scaling') or {})
-    wanted = dict(fixed)
-    if d.get('rope_type') == 'llama3':
-        wanted.update(LLAMA3)
-    else:
-        wanted.update(rope_type='default', factor=1)
-    for name, value in wanted.items():
+    rope = LLAMA3 if d.get('rope_type') == 'llama3' else dict(rope_type='default', factor=1)
+    for name, value in (fixed | rope).items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}: use another model')
     found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
-    return GPTConfig(**{**values, **found})
+    return GPTConfig(**(values | found))
 
 def find_folder(name, say=print):
     """
