@@ -166,7 +166,7 @@ def bench_train():
     """Milliseconds, tokens/s, share of the peak and memory of a step, and how long two known runs would take."""
     c = model_config()
     model = build(c, 'meta')
-    flops = model.flops_per_token(c.block_size)
+    flops = model.flops_per_token()
     device, dtype, compiled = machine(tokens_of(train.config) * flops)
     train.connect(device, **train.config)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')

@@ -438,7 +438,7 @@ class GPT(nn.Module):
         compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
         written_out = decode or (compiled_on_cpu and self.compute_dtype == torch.bfloat16 and T <= 512)
         fused = c.attention == 'flash' and not written_out
-        # None is causal, and faster than a tensor. for another mask, only here: causal_mask(positions, S) & your condition
+        # None is causal, and faster than a tensor. another mask, only here: causal_mask(positions, S) & your condition
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
@@ -479,9 +479,10 @@ class GPT(nn.Module):
         copies = 1 if self.config.tie_weights else 2
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
-    def flops_per_token(self, T):
+    def flops_per_token(self, T=None):
         """Training FLOPs per token: 6 per matmul weight, head included, 12 n_layer n_head head_dim T for attention."""
         c = self.config
+        T = c.block_size if T is None else T
         in_blocks = sum(m.weight.numel() for m in self.model.layers.modules() if isinstance(m, Linear))
         return 6 * (in_blocks + c.vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * T
 
@@ -557,7 +558,7 @@ def choose_compile(compile, place, flops=0.0):
         compilers = 'gcc', 'clang', 'cl'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
-        # two cores with fast bfloat16 take 140 s for it, or 30 s of compiling and 100 s; others 2.5 times as long
+        # two cores with fast bfloat16 take 140 s for 3e13, or 30 s of compiling and 100 s; others 2.5 times as long
         pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
         compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
         # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once

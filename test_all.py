@@ -2186,7 +2186,8 @@ def test_evaluation_takes_no_more_at_once_than_training():
 
 @parametrize('now, want', [('bfloat16', 'bfloat16'), ('float16', 'auto')])
 def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
-    save_checkpoint(Path('a/step_1'), small_gpt(), Path('no tokenizer'), None, dict(device='cuda', dtype='bfloat16'), {})
+    state = dict(device='cuda', dtype='bfloat16')
+    save_checkpoint(Path('a/step_1'), small_gpt(), Path('no tokenizer'), None, state, {})
     monkeypatch.setattr('train.choose_dtype', lambda dtype, place: now)
     with train_knobs(init_from='resume'):
         _, state = train.read_state(Path('a'), 'cuda:0')
@@ -2474,7 +2475,7 @@ def test_a_training_step_is_timed_and_its_parts_are_listed(monkeypatch):
     out = run_bench('--profile --batch_size=8 --micro_batch_size=2')
     ms, _, rate = numbers_after('step', out)
     assert rate == pytest.approx(8 * 16 / ms * 1e3, rel=0.05)
-    flops = rate * small_gpt(vocab_size=257).flops_per_token(16)
+    flops = rate * small_gpt(vocab_size=257).flops_per_token()
     assert numbers_after('compute', out) == pytest.approx([flops / 1e12, 100 * flops / 2e12, 2], rel=0.02, abs=0.06)
     assert 'aten::mm' in out
     assert out.count('here') == 2
