@@ -19,14 +19,12 @@ import ctypes
 import json
 import math
 import os
-import platform
 import re
 import shutil
 import sys
 import sysconfig
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -93,11 +91,11 @@ class GPTConfig:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
-GPT2 = dict(block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_kv_head=0, n_embd=768, head_dim=0, d_ff=0,
-            rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-5, bias=True, tie_weights=True, qk_norm=False,
-            norm='layer', norm_position='pre', position='learned', mlp='gelu', value_embeds=False)
-LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-6, bias=False, tie_weights=False,
-             qk_norm=False, norm='rms', norm_position='pre', position='rope', mlp='swiglu', value_embeds=False)
+SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
+              value_embeds=False)
+GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
+            bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
+LLAMA = dict(SHARED, norm_eps=1e-6, bias=False, tie_weights=False, norm='rms', position='rope', mlp='swiglu')
 
 # -----------------------------------------------------------------------------
 # functions, written out. The layers below call torch's own kernels for softmax, silu, gelu, cross_entropy and
@@ -163,15 +161,14 @@ def rope_slowdown(freqs, factor):
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept + (1 - kept) / factor
 
-def rope_freqs(hs, theta, device=None):
+def rope_freqs(hs, theta):
     """theta^(-2i/hs) for each of the hs/2 pairs of a head"""
-    return theta ** -(torch.arange(0, hs, 2, device=device).float() / hs)
+    return theta ** -(torch.arange(0, hs, 2).float() / hs)
 
 def rope_angles(positions, hs, theta, factor=1.0):
     """positions (T,) -> cos, sin (T, hs/2) of position * frequency; factor: as in rope_slowdown."""
-    freqs = rope_freqs(hs, theta, positions.device)
-    if factor != 1:
-        freqs = freqs * rope_slowdown(freqs, factor)
+    freqs = rope_freqs(hs, theta)
+    freqs = freqs * rope_slowdown(freqs, factor)        # by exactly 1 if the factor is 1
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
@@ -206,7 +203,7 @@ class Linear(nn.Module):
         one_row = x.numel() == x.size(-1)
         if one_row and x.device.type == 'cpu' and torch.compiler.is_compiling():
             # compiles to a loop that reads w at the speed of memory, 2 to 3 times as fast as F.linear
-            y = (upcast(w) * upcast(x)).sum(-1).to(x.dtype).view(*x.shape[:-1], -1)
+            y = (upcast(w) * upcast(x)).sum(-1).to(x.dtype)[None]        # (1, 1, d_out)
             return y if b is None else y + b
         return F.linear(x, w, b)        # x @ w.T + b in one call
 
@@ -233,13 +230,11 @@ class LayerNorm(RMSNorm):
     """(x - mean) / std * weight + bias (arXiv:1607.06450)"""
     def __init__(self, d, eps, bias):
         super().__init__(d, eps)
-        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else 0.0
 
     def forward(self, x):
         f = upcast(x)
-        f = super().forward(f - f.mean(-1, keepdim=True))
-        if self.bias is not None:
-            f = f + self.bias
+        f = super().forward(f - f.mean(-1, keepdim=True)) + self.bias
         return f.to(x.dtype)
 
 def make_norm(config):
@@ -268,18 +263,16 @@ class ValueEmbedding(nn.Module):
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
         super().__init__()
+        c = self.config = config
         self.layer = layer
-        self.n_head, self.n_kv_head, self.dropout = config.n_head, config.n_kv_head, config.dropout
-        C, bias = config.n_embd, config.bias
-        self.hs = config.head_dim
-        self.q_proj = Linear(C, self.n_head * self.hs, bias)
-        self.k_proj = Linear(C, self.n_kv_head * self.hs, bias)
-        self.v_proj = Linear(C, self.n_kv_head * self.hs, bias)
-        self.o_proj = Linear(self.n_head * self.hs, C, bias)
-        norm = partial(RMSNorm, self.hs, config.norm_eps) if config.qk_norm else nn.Identity
-        self.q_norm, self.k_norm = norm(), norm()
+        self.q_proj = Linear(c.n_embd, c.n_head * c.head_dim, c.bias)
+        self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
+        self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
+        self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, c.bias)
+        norm = RMSNorm if c.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
         # in the last layer and every other one before it
-        has_values = config.value_embeds and (config.n_layer - layer) % 2 == 1
+        has_values = c.value_embeds and (c.n_layer - layer) % 2 == 1
         self.value_embed = ValueEmbedding(config) if has_values else None
 
     def forward(self, x, angles, mask=None, fused=True, cache=None, positions=None, decode=False, idx=None):
@@ -288,33 +281,34 @@ class Attention(nn.Module):
         for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache;
         idx (B, T): the tokens, for value embeddings.
         """
-        B, T, _ = x.shape       # batch, time, n_embd
-        q = self.q_norm(self.q_proj(x).view(B, T, self.n_head, self.hs))
-        k = self.k_norm(self.k_proj(x).view(B, T, self.n_kv_head, self.hs))
-        v = self.v_proj(x).view(B, T, self.n_kv_head, self.hs)
+        c, (B, T, _) = self.config, x.shape         # batch, time, n_embd
+        q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
+        k = self.k_norm(self.k_proj(x).view(B, T, c.n_kv_head, c.head_dim))
+        v = self.v_proj(x).view(B, T, c.n_kv_head, c.head_dim)
         if self.value_embed is not None:
             v = v + self.value_embed(x, idx)
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)
         if cache is not None:
-            cache.write(self.layer, positions, k, v)
+            cache.k[self.layer][cache.rows, :, positions] = k
+            cache.v[self.layer][cache.rows, :, positions] = v
         q = q.transpose(1, 2)       # (B, nh, T, hs)
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
 
-        group = self.n_head // self.n_kv_head       # heads of queries that share a head of keys and values
+        group = c.n_head // c.n_kv_head     # heads of queries that share a head of keys and values
         if decode:
             k, v = cache.k[self.layer], cache.v[self.layer]     # (B, nkv, S, hs)
             # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
-            q = q.reshape(B, self.n_kv_head, group, self.hs)
+            q = q.reshape(B, c.n_kv_head, group, c.head_dim)
         elif group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
 
         attend = fused_attention if fused else scaled_dot_product_attention
-        y = attend(q, k, v, mask, self.dropout if self.training else 0.0)
-        y = y.reshape(B, self.n_head, T, self.hs)           # the rows of a group are heads again
+        y = attend(q, k, v, mask, c.dropout if self.training else 0.0)
+        y = y.reshape(B, c.n_head, T, c.head_dim)           # the rows of a group are heads again
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
-        return F.dropout(self.o_proj(y), self.dropout, self.training)
+        return F.dropout(self.o_proj(y), c.dropout, self.training)
 
 class MLP(nn.Module):
     def __init__(self, config):
@@ -361,17 +355,11 @@ class KVCache:
         self.k = [torch.zeros(shape, device=device, dtype=model.compute_dtype) for _ in range(config.n_layer)]
         self.v = [torch.zeros_like(k) for k in self.k]
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.rows = torch.arange(batch, device=device)
+        self.rows = torch.arange(batch, device=device)[:, None]
         self.size = size
         if device.type == 'cuda' and 'torch._dynamo' in sys.modules:        # CUDA graphs write only to fixed addresses
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
-
-    def write(self, layer, positions, k, v):
-        """Stores a layer's keys and values (B, T, nkv, hs) of tokens at these positions (B or 1, T) of their texts."""
-        rows = self.rows[:, None]
-        self.k[layer][rows, :, positions] = k
-        self.v[layer][rows, :, positions] = v
 
 class GPT(nn.Module):
     pad_to = 64             # the embedding and the head have a multiple of this many rows
@@ -382,16 +370,14 @@ class GPT(nn.Module):
         self.compute_dtype = torch.float32
         # the largest matmul is faster on GPUs with a multiple of 64 rows. the padding exists only in here: its rows are
         # zero, it never gets a probability, and it is in no checkpoint
-        self.padding = 0
-        if config.vocab_size > 1024:
-            self.padding = -config.vocab_size % self.pad_to
+        self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
         rows = config.vocab_size + self.padding
         # tied: blocks add nothing at first, so a token's logit for itself is about n_embd * std, the others near 0. exp
         # of it is 1 + vocab_size / 12 at most, so the loss starts about log(1 + 1/12) above log(vocab_size)
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
             embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 0.5),
-            layers=nn.ModuleList([Block(config, i) for i in range(config.n_layer)]),
+            layers=nn.ModuleList(Block(config, i) for i in range(config.n_layer)),
             norm=make_norm(config) if config.norm_position == 'pre' else nn.Identity()))
         if config.position == 'learned':
             self.model.embed_positions = Embedding(config.block_size, config.n_embd, 0.02)
@@ -415,78 +401,68 @@ class GPT(nn.Module):
 
         Weights of norms are 1; biases and the rows of padding are 0.
         """
-        if self.config.position == 'learned':
-            for name, p in self.named_parameters():
-                if name.endswith(('o_proj.weight', 'down_proj.weight')):
-                    p.normal_(0.0, 0.02 / math.sqrt(2 * self.config.n_layer))
-                elif p.dim() == 2:
-                    p.normal_(0.0, 0.02)
-        else:
-            for layer in self.model.layers:
-                layer.self_attn.o_proj.weight.zero_()
-                layer.mlp.down_proj.weight.zero_()
+        for name, p in self.named_parameters():
+            last = name.endswith(('o_proj.weight', 'down_proj.weight'))
+            if self.config.position == 'learned' and p.dim() == 2:
+                std = 0.02 / math.sqrt(2 * self.config.n_layer) if last else 0.02
+                p.normal_(0.0, std)
+            elif last:
+                p.zero_()
         for w in (self.model.embed_tokens.weight, self.lm_head.weight):
             w[self.config.vocab_size:] = 0
 
     def tie_and_tabulate(self):
         """Makes what a checkpoint does not hold: the head if it is the embedding, and the tables of rope."""
-        if self.config.tie_weights:
+        c = self.config
+        if c.tie_weights:
             self.lm_head.weight = self.model.embed_tokens.weight
         # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
-        if self.config.position == 'rope' and not self.lm_head.weight.is_meta:
-            c, positions = self.config, torch.arange(self.config.block_size)
+        if c.position == 'rope' and not self.lm_head.weight.is_meta:
+            positions = torch.arange(c.block_size)
             tables = rope_angles(positions, c.head_dim, c.rope_theta, c.rope_factor)      # (block_size, hs/2) each
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
         """
         idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats.
-        cache: a KVCache, which whole prompts fill; only their last logits come back, (B, 1, vocab_size).
-        lengths (B,): how many tokens of each prompt count, where shorter ones are padded at the end.
-        decode: idx (B, 1) is the next token of each text in the cache.
+        cache: a KVCache, which whole prompts fill, padded at the end; lengths (B,) says how many tokens of each count,
+        and only the last of these have logits, (B, 1, vocab_size). decode: idx (B, 1) is the next token of each text.
         """
-        T = idx.size(1)
-        assert T <= self.config.block_size, f'{T} tokens do not fit the context of {self.config.block_size}'
+        c, T = self.config, idx.size(1)
+        assert T <= c.block_size, f'{T} tokens do not fit the context of {c.block_size}'
         if decode:
             positions, S = cache.lengths[:, None], cache.size       # (B, 1)
         else:
             positions, S = torch.arange(T, device=idx.device)[None], T          # (1, T)
-        fused = self.uses_fused_attention(idx) and not decode       # one query is faster written out
-        # which token sees which. for another mask by positions, only this line becomes causal_mask(positions, S) & your
-        # condition; None is the causal mask to fused_attention, which is faster without a tensor
+        # one query is faster written out. so is bfloat16 compiled on a CPU: a step of 6 layers of width 256 by 8%
+        compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
+        written_out = decode or (compiled_on_cpu and self.compute_dtype == torch.bfloat16 and T <= 512)
+        fused = c.attention == 'flash' and not written_out
+        # None is causal, and faster than a tensor. another mask, only here: causal_mask(positions, S) & your condition
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
-        if self.config.position == 'learned':
+        if c.position == 'learned':
             x = x + self.model.embed_positions(positions)
-        x = F.dropout(x, self.config.dropout, self.training).to(self.compute_dtype)
+        x = F.dropout(x, c.dropout, self.training).to(self.compute_dtype)
         angles = None
-        if self.config.position == 'rope':      # (B or 1, T, 1, hs/2): the same for all heads
-            angles = [table[positions].unsqueeze(-2).to(x.dtype) for table in self.angles]
+        if c.position == 'rope':        # cos and sin, (2, B or 1, T, 1, hs/2): the same for all heads
+            angles = self.angles[:, positions].unsqueeze(-2).to(x.dtype)
         for layer in self.model.layers:
             x = layer(x, angles, mask, fused, cache, positions, decode, idx)
 
         if decode:
             cache.lengths += 1
         elif cache is not None:
-            cache.lengths[:] = T if lengths is None else lengths
-            x = x[cache.rows, cache.lengths - 1][:, None]
+            cache.lengths[:] = lengths
+            x = x[cache.rows, cache.lengths[:, None] - 1]        # (B, 1, n_embd)
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
-            return logits[..., :self.config.vocab_size]
+            return logits[..., :c.vocab_size]
         if self.padding:        # masked rather than cut off: rows of an odd length are slow to read on a GPU
-            beyond = torch.arange(logits.size(-1), device=idx.device) >= self.config.vocab_size
+            beyond = torch.arange(logits.size(-1), device=idx.device) >= c.vocab_size
             logits = logits.masked_fill(beyond, float('-inf'))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
-
-    def uses_fused_attention(self, idx):
-        """
-        Whether torch's kernels compute attention. Not for bfloat16 that is compiled on a CPU: a step of 6 layers of
-        width 256 is 8% faster written out.
-        """
-        compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
-        faster_written_out = compiled_on_cpu and self.compute_dtype == torch.bfloat16 and idx.size(1) <= 512
-        return self.config.attention == 'flash' and not faster_written_out
 
     def pack(self):
         """
@@ -524,9 +500,6 @@ PEAK_FLOPS = {
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
 DTYPES = 'float32', 'bfloat16', 'float16'
-# runs of this many FLOPs are compiled: two cores with fast bfloat16 take 140 s, or 30 s of compiling and 100 s; others
-# take 2.5 times as long for as many. GPUs: an estimate
-COMPILE_FROM = dict(cpu=3e13, cuda=1e15)
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
@@ -560,7 +533,7 @@ def choose_dtype(dtype, place, packed=False, one_row=False):
         return 'float16' if torch.cuda.get_device_capability(place)[0] >= 7 else 'float32'
     if packed and can_pack(place):
         return 'float16'
-    if place == 'cpu' and (has_fast_bfloat16() or one_row and can_pack(place)):
+    if has_fast_bfloat16() or (one_row and can_pack(place)):
         return 'bfloat16'
     return 'float32'
 
@@ -569,10 +542,10 @@ def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
     Whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD's cores. Intel's cores
     with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate it.
     """
-    if not os.path.exists(cpuinfo):         # not Linux
-        return False
-    text = Path(cpuinfo).read_text()
-    return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
+    with suppress(OSError):         # only Linux has this file
+        text = Path(cpuinfo).read_text()
+        return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
+    return False
 
 def can_pack(place):
     """Whether FBGEMM is there: on x86 with AVX2."""
@@ -580,23 +553,24 @@ def can_pack(place):
 
 def choose_compile(compile, place, flops=0.0):
     """'auto' -> whether compiling is possible and pays for this many FLOPs. Raises UserError."""
-    if compile not in (True, False, 'auto'):
-        raise UserError(f'compile = {compile!r}: give True, False or auto')
     if 'cuda' in place:
+        pays_from = 1e15        # an estimate
         compilers = 'gcc', 'clang', 'cl'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
+        # two cores with fast bfloat16 take 140 s for 3e13, or 30 s of compiling and 100 s; others 2.5 times as long
+        pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
         compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
         # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
         possible = place == 'cpu' and torch.__version__ >= (2, 7)
-    header = Path(sysconfig.get_path('include'), 'Python.h')        # some systems have it in a separate package
-    possible = possible and header.exists() and any(map(shutil.which, compilers))
+    # some systems have Python.h in a separate package
+    possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists()
+    possible = possible and any(map(shutil.which, compilers))
     if compile == 'auto':
-        slowness = 2.5 if place == 'cpu' and not has_fast_bfloat16() else 1
-        return possible and slowness * flops >= COMPILE_FROM[place.split(':')[0]]
-    if compile and not possible:
-        raise UserError('compiling needs a C++ compiler, Python.h (python3-dev), and torch 2.7 on a CPU or Triton on a '
-                        'GPU: install what is missing, or use --compile=False')
+        return possible and flops >= pays_from
+    if compile not in (False, possible):
+        raise UserError(f'compile = {compile}: give auto, False, or True, which needs a C++ compiler, Python.h '
+                        f'(python3-dev), and torch 2.7 on a CPU or Triton on a GPU')
     return compile
 
 def device_name(place):
@@ -625,7 +599,7 @@ def set_up(place):
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
         # the first compile takes 8 s less without asking g++ what the CPU can do
-        if platform.machine() == 'x86_64':
+        if can_pack(place):         # x86
             os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
 def peak_flops(place):
@@ -691,76 +665,69 @@ def weights_on_disk(model):
         tensors = to_gpt2(tensors)
     return {name: x.float().contiguous() for name, x in tensors.items()}
 
-# our fields and their names in config.json
+# the names in config.json of our fields
 LLAMA_KEYS = dict(
-    vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='max_position_embeddings',
-    n_layer='num_hidden_layers', n_head='num_attention_heads', n_kv_head='num_key_value_heads',
-    n_embd='hidden_size', head_dim='head_dim', d_ff='intermediate_size', rope_theta='rope_theta', rope_factor='factor',
-    norm_eps='rms_norm_eps',
+    vocab_size='vocab_size', tie_word_embeddings='tie_weights', max_position_embeddings='block_size',
+    num_hidden_layers='n_layer', num_attention_heads='n_head', num_key_value_heads='n_kv_head',
+    hidden_size='n_embd', head_dim='head_dim', intermediate_size='d_ff', rope_theta='rope_theta', factor='rope_factor',
+    rms_norm_eps='norm_eps',
 )
 GPT2_KEYS = dict(
-    vocab_size='vocab_size', tie_weights='tie_word_embeddings', block_size='n_positions',
-    n_layer='n_layer', n_head='n_head', n_embd='n_embd', d_ff='n_inner', norm_eps='layer_norm_epsilon',
+    vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_positions='block_size',
+    n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
 TRAINING_FIELDS = 'dropout', 'attention'        # which are no part of what a model is
 
+# settings in config.json that are not fields of ours, with the only value that works here
+LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)
+GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+
 # model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
 FAMILIES = dict(
-    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, bias='attention_bias'), LLAMA),
-    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True)),
-    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2),
+    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
+    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), LLAMA_FIXED),
+    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
 )
 
 def family(config):
     """The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation."""
-    for kind, (_, keys, values) in FAMILIES.items():
-        ours = {name: getattr(config, name) for name in (*keys, *TRAINING_FIELDS)}
+    for kind, (_, keys, values, _) in FAMILIES.items():
+        others = {name: value for name, value in values.items() if name not in keys.values()}
         with suppress(UserError):       # rope and an odd head_dim, say
-            if GPTConfig(**{**values, **ours}) == config:
+            if replace(config, **others) == config:
                 return kind
     return 'gpt_ablation'
 
-def fixed(d):
-    """Settings in config.json that are not fields of ours, with the only value that works here."""
-    if d['model_type'] == 'gpt2':
-        return dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    return dict(hidden_act='silu', mlp_bias=d.get('attention_bias', False), use_sliding_window=False)
-
-def export_config(config, kind, eot=None):
-    """The config.json of a model_type."""
+def export_config(config, eot=None):
+    """The config.json of a model, for transformers if that knows its kind."""
+    kind = family(config)
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
-        return dict(d, architectures=['AblationForCausalLM'], vocab_size=config.vocab_size, gpt_config=asdict(config))
-    name, keys, _ = FAMILIES[kind]
-    d.update(architectures=[name], **{theirs: getattr(config, ours) for ours, theirs in keys.items()})
-    d.update(fixed(d))
+        return dict(d, architectures=['AblationForCausalLM'], gpt_config=asdict(config))
+    name, keys, _, fixed = FAMILIES[kind]
+    d.update(architectures=[name], **{theirs: getattr(config, ours) for theirs, ours in keys.items()}, **fixed)
     if kind == 'gpt2':
         d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
-    else:
-        rope = dict(rope_type='default', rope_theta=config.rope_theta)
-        if d.pop('factor') != 1:
-            rope.update(LLAMA3, rope_type='llama3', factor=config.rope_factor)
-        d.update(rope_parameters=rope)
+    elif d.pop('factor') != 1:
+        d['rope_scaling'] = dict(LLAMA3, rope_type='llama3', factor=config.rope_factor)
     return d
 
-def import_config(d):
-    """config.json as a dict -> GPTConfig. Raises UserError for an architecture that is not supported."""
+def import_config(folder):
+    """The GPTConfig that a config.json describes. Raises UserError for an architecture that is not supported."""
+    d = read_json(folder / 'config.json')
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
         return GPTConfig(**d['gpt_config'])
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
-    _, keys, fields = FAMILIES[kind]
-    rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
-    d = {**d, 'rope_type': rope.get('type'), **rope}      # older files say type
-    wanted = dict(fixed(d), rope_type='default')
-    if d['rope_type'] == 'llama3':
-        wanted.update(LLAMA3, rope_type='llama3')
-    for name, value in wanted.items():
+    _, keys, values, fixed = FAMILIES[kind]
+    d = d | (d.get('rope_parameters') or d.get('rope_scaling') or {})
+    rope = LLAMA3 if d.get('rope_type') == 'llama3' else dict(rope_type='default', factor=1)
+    for name, value in (fixed | rope).items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}: use another model')
-    found = {ours: d[theirs] for ours, theirs in keys.items() if d.get(theirs) is not None}
-    return GPTConfig(**{**fields, **found})
+    found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
+    return GPTConfig(**(values | found))
 
 def find_folder(name, say=print):
     """
@@ -773,8 +740,7 @@ def find_folder(name, say=print):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
                         f'gpt2, or owner/model on the hub; `ls out` shows the runs')
     # config.json first: a model that is not supported is refused before its weights are downloaded
-    folder = download(name, ['*.json'])
-    import_config(read_json(folder / 'config.json'))
+    import_config(download(name, ['*.json']))
     return download(name, ['*.json', '*.jinja', 'model*.safetensors'])
 
 def download(name, patterns):
@@ -798,16 +764,13 @@ def load_model(folder, **overrides):
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         check_manifest(folder)
-    files = sorted(folder.glob('model*.safetensors'))
-    if not files:
-        raise UserError(f'{folder} holds no model.safetensors: give the folder of a run, of a checkpoint, or of a '
-                        f'Hugging Face model in safetensors; `ls out` shows the runs')
     try:
-        config = replace(import_config(read_json(folder / 'config.json')), **overrides)
+        config = replace(import_config(folder), **overrides)
         tensors = {}
-        for file in files:
-            tensors.update(load_file(file))
-        tensors = {name: x.float() for name, x in tensors.items() if not name.endswith(NO_WEIGHTS)}
+        for file in folder.glob('model*.safetensors'):
+            for name, x in load_file(file).items():
+                if not name.endswith(NO_WEIGHTS):
+                    tensors[name] = x.float()
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
         with torch.device('meta'):      # names and shapes only: a file's claims allocate nothing
@@ -819,7 +782,7 @@ def load_model(folder, **overrides):
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
     except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
-        raise UserError(f'{folder}: config.json and the weights are not one model of a known kind '
+        raise UserError(f'{folder}: config.json and model*.safetensors are not one model of a known kind '
                         f'({" ".join(str(e).split())[:300]}); use another folder')
     return model
 
@@ -837,12 +800,6 @@ def keep_from(folder):
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     return files, {name: config[name] for name in KEPT_IDS if name in config}
 
-def tokenizer_config(path, eot, block_size):
-    """What `transformers` has to know beside a tokenizer.json, for the file of this name."""
-    token_of = {token['id']: token['content'] for token in read_json(path)['added_tokens']}
-    return dict(tokenizer_class='PreTrainedTokenizerFast', eos_token=token_of.get(eot), bos_token=token_of.get(eot),
-                model_max_length=block_size, clean_up_tokenization_spaces=False)
-
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept=({}, {})):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
@@ -850,32 +807,32 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
     dict of tensors). kept: from keep_from. It gets its name only when all of it is on the disk. Raises UserError if it
     cannot be written.
     """
-    folder = Path(folder)
     unfinished = folder.with_name(f'.{folder.name}.partial')
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
-        save_file(weights_on_disk(model), unfinished / 'model.safetensors', metadata={'format': 'pt'})
-        save_file(tensors, unfinished / 'training.safetensors', metadata={'format': 'pt'})
+        save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
+        save_file(tensors, unfinished / 'training.safetensors')
         kept_files, ids = kept
-        files = {'config.json': export_config(model.config, family(model.config), eot) | ids,
-                 'generation_config.json': dict(bos_token_id=eot, eos_token_id=eot),
-                 'training.json': training}
-        if Path(tokenizer_path).exists():
+        files = {'config.json': export_config(model.config, eot) | ids, 'training.json': training}
+        if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
-            files['tokenizer_config.json'] = tokenizer_config(tokenizer_path, eot, model.config.block_size)
+            end = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}.get(eot)
+            files['tokenizer_config.json'] = dict(
+                tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end,
+                model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
         # it may name a path that is not UTF-8
         (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1))
         for name, content in kept_files.items():
             (unfinished / name).write_bytes(content)
-        for path in unfinished.glob('*.safetensors'):       # safetensors lets only their owner read them
-            shutil.copymode(unfinished / 'config.json', path)
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
-        for path in (*unfinished.iterdir(), unfinished):
+        for path in unfinished.iterdir():
+            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read its files
             sync(path)
+        sync(unfinished)
         os.rename(unfinished, folder)
         sync(folder.parent)
     except (OSError, SafetensorError) as e:
@@ -890,10 +847,9 @@ def remove_checkpoint(folder):
 
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there, as it was written."""
-    manifest = read_json(folder / MANIFEST)
-    for name in sorted({'config.json', 'model.safetensors', *manifest}):
+    for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
-        if not path.is_file() or file_sha256(path) != manifest.get(name):
+        if not path.is_file() or file_sha256(path) != sha256:
             raise UserError(f'{path} is damaged or missing (its sha256 is not that of {MANIFEST}): use another '
                             f'checkpoint')
 
@@ -901,15 +857,9 @@ def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
     return sorted(p for p in Path(run).glob('step_*') if re.fullmatch(r'step_\d+', p.name))
 
-def step_of(folder):
-    """The step of a checkpoint: that of training.json, where it can be read, since a folder may have been renamed."""
-    with suppress(UserError, KeyError):
-        return read_json(folder / 'training.json')['step']
-    return int(folder.name[5:])
-
 def newest_whole(run, say=print):
     """The newest whole checkpoint of a run; says what is wrong with newer ones. Raises UserError if there is none."""
-    for folder in reversed(sorted(checkpoints(run), key=step_of)):
+    for folder in reversed(checkpoints(run)):
         try:
             check_manifest(folder)
             return folder
@@ -930,7 +880,7 @@ def write_gguf(path, model, tok, stop, type_):
     except ImportError:
         raise UserError('--gguf needs one more package: pip install gguf')
     c, kind = model.config, family(model.config)
-    if kind not in FAMILIES or not getattr(tok, 'merges', None) or tok.vocab_size > c.vocab_size:
+    if kind not in FAMILIES or not getattr(tok, 'merges', None):
         raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
                         'BPE with the pattern of GPT-2 or GPT-4. for the tokenizers of others, give the checkpoint to '
                         "llama.cpp's convert_hf_to_gguf.py")
@@ -943,13 +893,16 @@ def write_gguf(path, model, tok, stop, type_):
 
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
-    if c.rope_factor != 1:
-        slowdown = rope_slowdown(rope_freqs(c.head_dim, c.rope_theta), c.rope_factor)
-        w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
-    for name, x in weights_of_llama_cpp(model, kind):
+    heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head)
+    for name, x in weights_on_disk(model).items():
+        part = name.split('.')[-2]
+        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
+            x = x.t()
+        if kind == 'llama' and part in heads:       # the two rows that rope rotates stand side by side
+            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
-        x = gguf.quants.quantize(x.contiguous().numpy(), stored_as)
+        x = gguf.quants.quantize(x.numpy(), stored_as)
         w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
     w.write_header_to_file()
     w.write_kv_data_to_file()
@@ -970,6 +923,9 @@ def add_shape(w, c):
     w.add_layer_norm_eps(c.norm_eps)
     w.add_layer_norm_rms_eps(c.norm_eps)
     w.add_rope_freq_base(c.rope_theta)
+    if c.rope_factor != 1:
+        slowdown = rope_slowdown(rope_freqs(c.head_dim, c.rope_theta), c.rope_factor)
+        w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
 
 def add_tokens(w, tok, stop, size, types):
     """A tokenizer for a model with `size` ids; the last ones may have no token."""
@@ -988,14 +944,3 @@ def add_tokens(w, tok, stop, size, types):
     if stop is not None:
         w.add_bos_token_id(stop)
         w.add_eos_token_id(stop)
-
-def weights_of_llama_cpp(model, kind):
-    """The weights under Hugging Face's names, in llama.cpp's layout."""
-    heads = dict(q_proj=model.config.n_head, k_proj=model.config.n_kv_head)
-    for name, x in weights_on_disk(model).items():
-        part = name.split('.')[-2]
-        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
-            x = x.t()
-        if kind == 'llama' and part in heads:       # the two rows that rope rotates stand side by side
-            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
-        yield name, x

@@ -917,7 +917,7 @@ def main():
     base = base_model(init_from)
     source = find_folder(base) if base else None
     if source:
-        import_config(read_json(source / 'config.json'))        # raises before any text is read
+        import_config(source)       # raises before any text is read
     resumed, state = read_state(out, place)
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
     divide_batch(config['block_size'], place)       # raises if it does not divide
