@@ -875,10 +875,7 @@ def write_gguf(path, model, tok, stop, type_):
     Writes a Llama, Qwen3 or GPT-2 and its BPE tokenizer as a GGUF file, for llama.cpp and Ollama: matrices in type_,
     the rest in float32; `stop` is the id that ends a text, or None. Raises UserError for other models and tokenizers.
     """
-    try:
-        import gguf
-    except ImportError:
-        raise UserError('--gguf needs one more package: pip install gguf')
+    import gguf
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
         raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
