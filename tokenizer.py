@@ -519,20 +519,14 @@ def cuts(raw, pattern):
     return np.flatnonzero(begins)
 
 def words_of(pieces, pattern):
-    """The words in pieces as bytes, and how many each piece has: [b' a', b"'so"] -> ([b' a', b"'s", b'o'], [1, 2])"""
+    """Yields the words in each piece: [b' a', b"'so"] -> [b' a'], then [b"'s", b'o']"""
     findall = regex.compile(PATTERNS[pattern]).findall
-    words = []
-    counts = []
     for piece in pieces:
         text = piece.decode()
         if text.removeprefix(' ').isalpha():        # most are one word
-            words.append(piece)
-            counts.append(1)
+            yield [piece]
         else:
-            found = findall(text)
-            words += [word.encode() for word in found]
-            counts.append(len(found))
-    return words, counts
+            yield [word.encode() for word in findall(text)]
 
 # -----------------------------------------------------------------------------
 # numbering pieces: a hash table in numpy, where every step is taken for all keys at once
@@ -543,11 +537,8 @@ class Index:
     the key; if another key has that slot, the next free one is taken. 6 ns a key, where a dict of bytes takes 100.
     """
     def __init__(self):
-        self.make(1 << 10)
-
-    def make(self, n):
-        self.slots = np.zeros(n, np.int32)              # three quarters are free, with number 0
-        self.keys = np.zeros((n // 4, 2), np.uint64)
+        self.slots = np.zeros(1, np.int32)              # three quarters are free, with number 0
+        self.keys = np.zeros((1, 2), np.uint64)
         self.size = 1
 
     def hash(self, keys):
@@ -556,54 +547,38 @@ class Index:
         return (mixed >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
 
     def differ(self, number, keys):
-        """Where the keys of these numbers differ from these keys."""
+        """Where the keys of these numbers, if they are not 0, differ from these keys."""
         found = self.keys.take(number, axis=0)
-        return np.flatnonzero((found[:, 0] != keys[:, 0]) | (found[:, 1] != keys[:, 1]))
+        return np.flatnonzero(((found[:, 0] != keys[:, 0]) | (found[:, 1] != keys[:, 1])) & (number != 0))
 
     def find(self, keys):
         """The number of each key, 0 for one that is not there."""
         slot = self.hash(keys)
         number = self.slots.take(slot)
         other = self.differ(number, keys)
-        while True:
-            other = other[number[other] != 0]           # their slots hold other keys: try the next ones
-            if not len(other):
-                return number
+        while len(other):                               # their slots hold other keys: try the next ones
             slot[other] = (slot[other] + 1) % len(self.slots)
             number[other] = self.slots[slot[other]]
             other = other[self.differ(number[other], keys[other])]
+        return number
 
     def add(self, keys):
         """Numbers keys that are new and distinct."""
-        size = self.size + len(keys)
-        if 4 * size > len(self.slots):          # grow, and add all keys again
-            keys = np.append(self.keys[1:self.size], keys, axis=0)
-            self.make(1 << (4 * size).bit_length())
-        self.keys[self.size:size] = keys
-        number = np.arange(self.size, size, dtype=np.int32)[::-1]
+        first = self.size
+        self.size += len(keys)
+        if 4 * self.size > len(self.slots):         # grow, and give every key its slot again
+            self.slots = np.zeros(1 << (4 * self.size).bit_length(), np.int32)
+            self.keys = np.resize(self.keys, (len(self.slots) // 4, 2))
+            first = 1
+        self.keys[self.size - len(keys):self.size] = keys
+        number = np.arange(first, self.size, dtype=np.int32)[::-1]
         slot = self.hash(self.keys[number])
-        self.size = size
         while len(number):
             free = self.slots[slot] == 0
             self.slots[slot[free]] = number[free]       # of several keys the first, the most frequent, has the slot
             left = self.slots[slot] != number
             number = number[left]
             slot = (slot[left] + 1) % len(self.slots)
-
-    def numbers(self, keys):
-        """-> (the number of each key, the places of the new ones); new keys get the next numbers, in order"""
-        number = self.find(keys)
-        added = []
-        while True:
-            new = np.flatnonzero(number == 0)
-            if not len(new):
-                return number, added
-            # a new key may occur several times: add one key per hash; others with the same hash follow in later rounds
-            _, first = np.unique(self.hash(keys[new]), return_index=True)
-            first = new[np.sort(first)]
-            self.add(keys[first])
-            number[new] = self.find(keys[new])
-            added += first.tolist()
 
 WINDOW = 1 << 17        # bytes that are worked on at once: they stay in the processor's cache
 
@@ -654,8 +629,13 @@ class Pieces:
         if len(long):
             found = slices(window, begin[long], end[long])
             keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
-        number, new = self.index.numbers(keys)
-        self.all += slices(window, begin[new], end[new])
+        number = self.index.find(keys)
+        new = np.flatnonzero(number == 0)
+        if len(new):
+            place = dict(zip(slices(window, begin[new], end[new]), new))        # one of each new piece
+            self.all += place
+            self.index.add(keys[[*place.values()]])
+            number[new] = self.index.find(keys[new])
         return number
 
 def slices(raw, begin, end):
@@ -690,9 +670,10 @@ def add_counts(counted, pattern):
         counts[process] = so_far
     total = defaultdict(int)
     for process in pieces:
-        words, words_per_piece = words_of(pieces[process][2:], pattern)     # the first two are none and the separator
-        for word, n in zip(words, np.repeat(counts[process][2:], words_per_piece).tolist()):
-            total[word] += n
+        found = words_of(pieces[process][2:], pattern)      # the first two are none and the separator
+        for words, n in zip(found, counts[process][2:].tolist()):
+            for word in words:
+                total[word] += n
     return total
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
@@ -961,9 +942,13 @@ class ArrayEncoder:
         numbers = pieces.read(raw)
         new = pieces.all[len(table.size):]
         if new:
-            words, words_per_piece = words_of(new, self.pattern)
+            words = []
+            ends = []               # how many words there are up to each piece
+            for found in words_of(new, self.pattern):
+                words += found
+                ends.append(len(words))
             flat, size = self.ids_of_words(words)
-            size = np.add.reduceat(size, np.cumsum(words_per_piece) - words_per_piece)
+            size = np.diff(np.cumsum(size)[np.array(ends) - 1], prepend=0)
             table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
         if len(table.flat) < MAX_IDS:
             self.tables.append((pieces, table))
