@@ -706,10 +706,8 @@ def check_vocab_size(vocab_size, special_tokens):
 def merge_words(counts, vocab_size, special_tokens=()):
     """{word as bytes: count} -> (vocab, merges), as train_bpe returns them; equal to plain_train."""
     state = Merging(counts, vocab_size - len(special_tokens))
-    batch = state.next_batch()
-    while batch:
+    for batch in iter(state.next_batch, []):
         state.merge(batch)
-        batch = state.next_batch()
     tokens = state.vocab + [token.encode() for token in special_tokens]
     return dict(enumerate(tokens)), state.merges
 
@@ -740,9 +738,9 @@ class Merging:
     The words in the middle of training. The result is plain_train's, but a merge touches only the places of its pair,
     and some twenty pairs are merged at once: one at a time would take five times as long.
 
-    Words stand end to end, with a place for each byte and an EDGE around each word. A token's id is at its first byte
-    in `first` and at its last byte in `last`, so its neighbours are found on both sides. With th merged, the word `the`
-    is 256 _ 101 in first and _ 256 101 in last; what stands at _ is never read.
+    Words stand end to end, with a place for each byte and an EDGE around each word. A token stands at the place of its
+    first byte: its id in `ids`, and where its neighbours stand in `next` and `previous`. With th merged, the word `the`
+    is 256 _ 101; what stands at _ is never read.
 
     A pair gets its number, and a list of its places, when the younger of its tokens is made. It gains no place later,
     but other merges take some away: pair_at[place] is the number of the pair that begins there now (0: none), and
@@ -752,35 +750,31 @@ class Merging:
     last. A count in it may be too high, which is put right when the pair comes up.
     """
     def __init__(self, counts, max_tokens):
-        n = sum(map(len, counts))
         self.merges = []
         self.vocab = [bytes([i]) for i in range(256)]
-        self.max_tokens = min(max_tokens, 256 + n)
-        self.length = np.ones(self.max_tokens + 1, int)     # bytes of each token; the last entry is that of EDGE
-        self.first = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
-        edges = np.flatnonzero(self.first == 0xff)
-        self.first[edges] = EDGE
-        self.last = self.first.copy()
+        self.max_tokens = max_tokens
+        self.ids = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
+        edges = np.flatnonzero(self.ids == 0xff)
+        self.ids[edges] = EDGE
+        self.next = np.arange(1, len(self.ids) + 1)
+        self.previous = self.next - 2
         self.weight = np.repeat(np.array([0, *counts.values()], int), np.diff(edges, prepend=-1))
 
         # a merge at a place takes a token away and brings two pairs at most: room for all of them, used as they come
+        n = len(self.ids)
         self.num_pairs = 1
         self.pair_ids = np.zeros(3 * n + 1, int)            # of each pair: a << 32 | b
         self.count = np.zeros(3 * n + 1, int)
         self.begin = np.zeros(3 * n + 2, int)               # of its places, which end where those of the next begin
         self.places = np.zeros(3 * n, np.int32)
-        self.pair_at = np.zeros(len(self.weight), np.int32)
+        self.pair_at = np.zeros(n, np.int32)
         self.pool = []
         self.floor = 1 << 62
-        self.number_pairs(np.arange(len(self.weight) - 1))
-
-    def next(self, at):
-        """Where the tokens begin that follow those at these places."""
-        return at + self.length[self.first[at]]
+        self.number_pairs(np.arange(n - 1))
 
     def number_pairs(self, at):
         """Numbers the pairs that begin at these places; all of them are new."""
-        order, begin, pairs, count = group_pairs(self.first[at], self.first[self.next(at)], self.weight[at])
+        order, begin, pairs, count = group_pairs(self.ids[at], self.ids[self.next[at]], self.weight[at])
         self.pair_at[at] = 0
         at = at[order]
 
@@ -802,13 +796,13 @@ class Merging:
         return [(count, self.vocab[pair >> 32], self.vocab[pair & LOW], n) for count, pair, n in rows]
 
     def refill(self):
-        """Fills the empty pool with the best waiting pairs. Not many: a low floor would let in most new pairs."""
+        """
+        Fills the empty pool with the pairs that count at least half of what the best one does. Not with more: a low
+        floor would let in most new pairs.
+        """
         count = self.count[:self.num_pairs]
-        waiting = np.flatnonzero((count > 0) & (count < self.floor))
-        n = min(len(self.vocab), len(waiting))
-        if n:
-            self.floor = np.partition(count[waiting], -n)[-n]
-            self.pool = sorted(self.entries(waiting[count[waiting] >= self.floor]))
+        self.floor = max(1, count.max() // 2)
+        self.pool = sorted(self.entries(np.flatnonzero(count >= self.floor)))
 
     def next_batch(self):
         """
@@ -852,10 +846,8 @@ class Merging:
         places = [self.places_of(*entry[1:]) for entry in batch]
         at = np.concatenate(places).astype(int)
         new = np.repeat(np.arange(old, old + len(batch)), [*map(len, places)])
-        for id, (_, x, y, _) in enumerate(batch, old):
-            self.vocab.append(x + y)        # no other pair spells this: its bytes were merged alike wherever they stand
-            self.length[id] = len(x + y)
-
+        # no other pair spells the same token: its bytes were merged alike wherever they stand
+        self.vocab += [x + y for _, x, y, _ in batch]
         stop = self.overtaken(batch, at, new)
         del self.vocab[old + stop:]
         self.pool += reversed(batch[stop:])
@@ -863,10 +855,13 @@ class Merging:
         at = at[kept]
         new = new[kept]
 
-        middle = self.next(at)
-        self.first[at] = self.last[self.next(middle) - 1] = new
-        left = at - self.length[self.last[at - 1]]
-        left = left[self.first[left] < old]        # between two new tokens there is one pair, not two
+        middle = self.next[at]
+        right = self.next[middle]
+        self.ids[at] = new
+        self.next[at] = right
+        self.previous[right] = at
+        left = self.previous[at]
+        left = left[self.ids[left] < old]          # between two new tokens there is one pair, not two
         changed = np.append(left, at)
         gone = np.append(changed, middle)
         np.subtract.at(self.count, self.pair_at[gone], self.weight[gone])
@@ -880,8 +875,8 @@ class Merging:
         The neighbour on the right may be about to merge itself: (ab, c) is counted for (ab, cd), whose count is no
         higher and which sorts just above (ab, c). No pair of the batch lies between: ab is new and begins none of them.
         """
-        left = self.last[at - 1]
-        right = self.first[self.next(self.next(at))]
+        left = self.ids[self.previous[at]]
+        right = self.ids[self.next[self.next[at]]]
         weight = np.tile(self.weight[at], 2)
         _, _, pairs, count = group_pairs(np.append(left, new), np.append(new, right), weight)
         near = count >= batch[-1][0]
