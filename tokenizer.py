@@ -223,24 +223,18 @@ class Tokenizer(BaseTokenizer):
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
         """
         vocab and merges as train_bpe returns them; special tokens that vocab lacks come last. pattern: a name in
-        PATTERNS. Raises UserError for a vocabulary that is ambiguous or incomplete.
+        PATTERNS. Raises UserError for a vocabulary that is ambiguous, KeyError for one that is incomplete.
         """
         self.set_vocab(vocab, special_tokens)
         self.merges = [tuple(pair) for pair in merges]
         self.pattern_name = pattern
         self.pattern = regex.compile(PATTERNS[pattern])
-        try:
-            self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
-            self.made = [self.id_of[a + b] for a, b in self.merges]
-            self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
-        except KeyError as e:
-            raise UserError(f'this vocabulary lacks {e}, a byte or what a merge makes; use the files of one tokenizer')
-        ordinary = {*self.byte_ids, *self.made}
-        for token, id in self.special_ids.items():
-            if id in ordinary:
-                raise UserError(f'the special token {token!r} is an ordinary one too; choose another')
-        if len(self.ranks) < len(self.merges):
-            raise UserError('a merge is listed twice; use the merges of a tokenizer as they are')
+        self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
+        self.made = [self.id_of[a + b] for a, b in self.merges]
+        self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
+        if {*self.byte_ids, *self.made} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
+            raise UserError('a special token is an ordinary one too, or a merge is listed twice; use the files of one '
+                            'tokenizer, and other special tokens')
         self.after_space = Cache(self.ids_after_space)
 
     @classmethod
@@ -368,19 +362,19 @@ def blocks(chunks, size, special_tokens=()):
 
 def find_cut(raw, sight, special):
     """
-    The last place to cut bytes: a SAFE_CUT behind all special tokens, else before the last of them, else 0. One that
+    The last place to cut bytes: a SAFE_CUT behind all special tokens, else behind the last of them, else 0. One that
     begins after `sight` may not be here as a whole.
     """
-    cut = behind = 0
+    cut = 0
     if special:
         for match in special.finditer(raw):
             if match.start() > sight:
                 break
-            cut, behind = match.span()
-    text = raw[behind:max(behind, sight)].decode(errors='ignore')
+            cut = match.end()
+    text = raw[cut:max(cut, sight)].decode(errors='ignore')
     match = SAFE_CUT.search(text)
     if match:
-        cut = behind + len(text[:match.start()].encode())
+        cut += len(text[:match.start()].encode())
     return cut
 
 def read_blocks(file, name, special_tokens=()):
@@ -439,7 +433,7 @@ def default_workers():
     """The cores that this process may use."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return os.cpu_count()
 
 # -----------------------------------------------------------------------------
 # cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
@@ -742,9 +736,9 @@ class Merging:
     first byte: its id in `ids`, and where its neighbours stand in `next` and `previous`. With th merged, the word `the`
     is 256 _ 101; what stands at _ is never read.
 
-    A pair gets its number, and a list of its places, when the younger of its tokens is made. It gains no place later,
-    but other merges take some away: pair_at[place] is the number of the pair that begins there now (0: none), and
-    count[number] is always up to date.
+    A pair gets a list of its places when the younger of its tokens is made; where the list begins in `places` is the
+    pair's number. It gains no place later, but other merges take some away: pair_at[place] is the number of the pair
+    that begins there now (0: none), and count[number] is always up to date.
 
     The pool holds (count, bytes, bytes, number) of all pairs that count `floor` or more, sorted, the next one to merge
     last. A count in it may be too high, which is put right when the pair comes up.
@@ -762,11 +756,11 @@ class Merging:
 
         # a merge at a place takes a token away and brings two pairs at most: room for all of them, used as they come
         n = len(self.ids)
-        self.num_pairs = 1
-        self.pair_ids = np.zeros(3 * n + 1, int)            # of each pair: a << 32 | b
-        self.count = np.zeros(3 * n + 1, int)
-        self.begin = np.zeros(3 * n + 2, int)               # of its places, which end where those of the next begin
-        self.places = np.zeros(3 * n, np.int32)
+        self.num_places = 1
+        self.places = np.zeros(3 * n, np.int32)             # of all pairs, one pair's after another's
+        self.pair_ids = np.zeros(3 * n, int)                # of each pair: a << 32 | b
+        self.size = np.zeros(3 * n, int)                    # how many places it has
+        self.count = np.zeros(3 * n, int)
         self.pair_at = np.zeros(n, np.int32)
         self.pool = []
         self.floor = 1 << 62
@@ -778,15 +772,14 @@ class Merging:
         self.pair_at[at] = 0
         at = at[order]
 
-        number = np.arange(self.num_pairs, self.num_pairs + len(pairs))
-        used = self.begin[self.num_pairs]
-        self.num_pairs += len(pairs)
+        number = self.num_places + begin
+        size = np.diff(begin, append=len(at))
         self.pair_ids[number] = pairs
+        self.size[number] = size
         self.count[number] = count
-        self.begin[number] = used + begin
-        self.begin[self.num_pairs] = used + len(at)
-        self.places[used:used + len(at)] = at
-        self.pair_at[at] = np.repeat(number, np.diff(begin, append=len(at)))
+        self.places[self.num_places:self.num_places + len(at)] = at
+        self.pair_at[at] = np.repeat(number, size)
+        self.num_places += len(at)
         for entry in self.entries(number[count >= self.floor]):
             bisect.insort(self.pool, entry)
 
@@ -800,7 +793,7 @@ class Merging:
         Fills the empty pool with the pairs that count at least half of what the best one does. Not with more: a low
         floor would let in most new pairs.
         """
-        count = self.count[:self.num_pairs]
+        count = self.count[:self.num_places]
         self.floor = max(1, count.max() // 2)
         self.pool = sorted(self.entries(np.flatnonzero(count >= self.floor)))
 
@@ -834,7 +827,7 @@ class Merging:
 
     def places_of(self, x, y, number):
         """Where to merge a pair."""
-        at = self.places[self.begin[number]:self.begin[number + 1]]
+        at = self.places[number:number + self.size[number]]
         at = at[self.pair_at[at] == number]
         if x == y:
             at = every_other(np.sort(at), len(x))
@@ -924,7 +917,6 @@ class ArrayEncoder:
         self.made = np.array(tok.made, np.int32)
         self.pairs = Index()        # of ids; the number of each is its rank + 1
         self.pairs.add(np.array([*tok.ranks], np.uint64).reshape(-1, 2))
-        self.byte_ranks = self.ranks_of(np.repeat(self.byte_ids, 256), np.tile(self.byte_ids, 256)).reshape(256, 256)
         self.tables = []
 
     def encode(self, raw):
@@ -963,7 +955,7 @@ class ArrayEncoder:
         """
         raw = np.frombuffer(b'\xff'.join([*words, b'']), np.uint8)
         ids = self.byte_ids[raw]
-        rank = self.byte_ranks[raw, np.roll(raw, -1)]
+        rank = self.ranks_of(ids, np.roll(ids, -1))
         owner = np.cumsum(raw == 0xff) - (raw == 0xff)
         done = []
         while len(ids):
@@ -1073,8 +1065,6 @@ def find_pattern(pre_tokenizer):
         if part['type'] == 'ByteLevel':
             part.setdefault('use_regex', True)
             part['trim_offsets'] = True         # changes no id
-        elif (part.get('behavior'), part.get('invert')) == ('Removed', True):
-            part.update(behavior='Isolated', invert=False)      # says the same
     for name in PATTERNS:
         if pre_tokenizer == cut_like(name):
             return name
