@@ -606,23 +606,21 @@ class Pieces:
             if end < len(raw):          # the last piece may go on: it is left to the next window
                 window = window[:begin[-1]]
                 begin = begin[:-1]
-            if len(begin):
-                numbers.append(self.numbers(window, begin))
+            numbers.append(self.numbers(window, begin))
             at += len(window)
             end = at + max(WINDOW, 2 * (end - at))      # what was left may be a long piece
         return np.concatenate(numbers)
 
     def numbers(self, window, begin):
         """The numbers of the pieces that begin at these places."""
-        end = np.append(begin[1:], len(window))
-        size = end - begin
+        size = np.diff(begin, append=len(window))
+        end = begin + size
         next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # the 16 bytes from each place on
         keys = next_16[begin].view('<u8').reshape(-1, 2)
         keys |= PADDING.take(size, axis=0, mode='clip')
         long = np.flatnonzero(size > 15)
-        if len(long):
-            found = slices(window, begin[long], end[long])
-            keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
+        found = slices(window, begin[long], end[long])
+        keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
         number = self.index.find(keys)
         new = np.flatnonzero(number == 0)
         if len(new):
