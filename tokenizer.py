@@ -835,7 +835,7 @@ class Merging:
         """Merges the pairs of the batch, up to the first that is overtaken."""
         old = len(self.vocab)
         places = [self.places_of(*entry[1:]) for entry in batch]
-        at = np.concatenate(places).astype(int)
+        at = np.concatenate(places)
         new = np.repeat(np.arange(old, old + len(batch)), [*map(len, places)])
         # no other pair spells the same token: its bytes were merged alike wherever they stand
         self.vocab += [x + y for _, x, y, _ in batch]
@@ -928,13 +928,12 @@ class ArrayEncoder:
         new = pieces.all[len(table.size):]
         if new:
             words = []
-            ends = []               # how many words there are up to each piece
+            begin = []              # of the words of each piece
             for found in words_of(new, self.pattern):
+                begin.append(len(words))
                 words += found
-                ends.append(len(words))
             flat, size = self.ids_of_words(words)
-            size = np.diff(np.cumsum(size)[np.array(ends) - 1], prepend=0)
-            table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
+            table = Ragged(np.append(table.flat, flat), np.append(table.size, np.add.reduceat(size, begin)))
         if len(table.flat) < MAX_IDS:
             self.tables.append((pieces, table))
         return table.join(numbers)
