@@ -915,6 +915,7 @@ class ArrayEncoder:
         self.made = np.array(tok.made, np.int32)
         self.pairs = Index()        # of ids; the number of each is its rank + 1
         self.pairs.add(np.array([*tok.ranks], np.uint64).reshape(-1, 2))
+        self.byte_ranks = self.ranks_of(np.repeat(self.byte_ids, 256), np.tile(self.byte_ids, 256)).reshape(256, 256)
         self.tables = []
 
     def encode(self, raw):
@@ -952,7 +953,7 @@ class ArrayEncoder:
         """
         raw = np.frombuffer(b'\xff'.join([*words, b'']), np.uint8)
         ids = self.byte_ids[raw]
-        rank = self.ranks_of(ids, np.roll(ids, -1))
+        rank = self.byte_ranks[raw, np.roll(raw, -1)]
         owner = np.cumsum(raw == 0xff) - (raw == 0xff)
         done = []
         while len(ids):
