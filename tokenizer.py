@@ -624,7 +624,7 @@ class Pieces:
         number = self.index.find(keys)
         new = np.flatnonzero(number == 0)
         if len(new):
-            place = dict(zip(slices(window, begin[new], end[new]), new))        # one of each new piece
+            place = dict(zip(slices(window, begin[new], end[new]), new.tolist()))       # one of each new piece
             self.all += place
             self.index.add(keys[[*place.values()]])
             number[new] = self.index.find(keys[new])
