@@ -513,8 +513,6 @@ def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
     theirs.model.save('.')          # as GPT-2 came: vocab.json and merges.txt
     theirs.add_special_tokens(['<|pad|>'])
     theirs.save('theirs.json', pretty=False)
-    if pattern == 'gpt4':           # which says the same
-        change('theirs.json', '"Isolated","invert":false', '"Removed","invert":true')
     one = load_tokenizer('theirs.json')
     pair = Tokenizer.from_files('vocab.json', 'merges.txt', pattern=pattern)
     assert one.special_ids == pair.special_ids | {'<|pad|>': 501} == {END_OF_TEXT: 0, '<|pad|>': 501}
@@ -546,15 +544,15 @@ gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": { | Error
 gpt2 | "ByteLevel" | "Whitespace" | does not come back
 gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE" | Error
 gpt2 | "BPE" | "Unigram" | Exception
-gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"] | lacks b'zzzz'
+gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"] | KeyError: b'zzzz'
 gpt2 | "merges": [["h", "e"] | "merges": ["a" | Error
 gpt2 | ["he", "n"] | ["h", "e"] | twice
 gpt2 | "a": 97 | "a": 5 | the ids are not
 gpt2 | "a": 97 | "a": -1 | the ids are not
 gpt2 | "a": 97 | "a": 1000000000000 | the ids are not
 gpt2 | "id": 268 | "id": 5 | the id of a special token
-gpt2 | "content": "<|endoftext|>" | "content": "a" | 'a' is an ordinary one
-gpt2 | "content": "<|endoftext|>" | "content": "he" | 'he' is an ordinary one
+gpt2 | "content": "<|endoftext|>" | "content": "a" | an ordinary one
+gpt2 | "content": "<|endoftext|>" | "content": "he" | an ordinary one
 char | "content": "<|endoftext|>" | "content": "" | cannot be empty
 word | [\\w | [\\S | its words
 word | "Removed" | "Contiguous" | its words

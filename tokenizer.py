@@ -223,24 +223,18 @@ class Tokenizer(BaseTokenizer):
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
         """
         vocab and merges as train_bpe returns them; special tokens that vocab lacks come last. pattern: a name in
-        PATTERNS. Raises UserError for a vocabulary that is ambiguous or incomplete.
+        PATTERNS. Raises UserError for a vocabulary that is ambiguous, KeyError for one that is incomplete.
         """
         self.set_vocab(vocab, special_tokens)
         self.merges = [tuple(pair) for pair in merges]
         self.pattern_name = pattern
         self.pattern = regex.compile(PATTERNS[pattern])
-        try:
-            self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
-            self.made = [self.id_of[a + b] for a, b in self.merges]
-            self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
-        except KeyError as e:
-            raise UserError(f'this vocabulary lacks {e}, a byte or what a merge makes; use the files of one tokenizer')
-        ordinary = {*self.byte_ids, *self.made}
-        for token, id in self.special_ids.items():
-            if id in ordinary:
-                raise UserError(f'the special token {token!r} is an ordinary one too; choose another')
-        if len(self.ranks) < len(self.merges):
-            raise UserError('a merge is listed twice; use the merges of a tokenizer as they are')
+        self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
+        self.made = [self.id_of[a + b] for a, b in self.merges]
+        self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
+        if {*self.byte_ids, *self.made} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
+            raise UserError('a special token is an ordinary one too, or a merge is listed twice; use the files of one '
+                            'tokenizer, and other special tokens')
         self.after_space = Cache(self.ids_after_space)
 
     @classmethod
@@ -368,19 +362,19 @@ def blocks(chunks, size, special_tokens=()):
 
 def find_cut(raw, sight, special):
     """
-    The last place to cut bytes: a SAFE_CUT behind all special tokens, else before the last of them, else 0. One that
+    The last place to cut bytes: a SAFE_CUT behind all special tokens, else behind the last of them, else 0. One that
     begins after `sight` may not be here as a whole.
     """
-    cut = behind = 0
+    cut = 0
     if special:
         for match in special.finditer(raw):
             if match.start() > sight:
                 break
-            cut, behind = match.span()
-    text = raw[behind:max(behind, sight)].decode(errors='ignore')
+            cut = match.end()
+    text = raw[cut:max(cut, sight)].decode(errors='ignore')
     match = SAFE_CUT.search(text)
     if match:
-        cut = behind + len(text[:match.start()].encode())
+        cut += len(text[:match.start()].encode())
     return cut
 
 def read_blocks(file, name, special_tokens=()):
@@ -439,7 +433,7 @@ def default_workers():
     """The cores that this process may use."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return os.cpu_count()
 
 # -----------------------------------------------------------------------------
 # cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
@@ -519,20 +513,14 @@ def cuts(raw, pattern):
     return np.flatnonzero(begins)
 
 def words_of(pieces, pattern):
-    """The words in pieces as bytes, and how many each piece has: [b' a', b"'so"] -> ([b' a', b"'s", b'o'], [1, 2])"""
+    """Yields the words in each piece: [b' a', b"'so"] -> [b' a'], then [b"'s", b'o']"""
     findall = regex.compile(PATTERNS[pattern]).findall
-    words = []
-    counts = []
     for piece in pieces:
         text = piece.decode()
         if text.removeprefix(' ').isalpha():        # most are one word
-            words.append(piece)
-            counts.append(1)
+            yield [piece]
         else:
-            found = findall(text)
-            words += [word.encode() for word in found]
-            counts.append(len(found))
-    return words, counts
+            yield [word.encode() for word in findall(text)]
 
 # -----------------------------------------------------------------------------
 # numbering pieces: a hash table in numpy, where every step is taken for all keys at once
@@ -543,11 +531,8 @@ class Index:
     the key; if another key has that slot, the next free one is taken. 6 ns a key, where a dict of bytes takes 100.
     """
     def __init__(self):
-        self.make(1 << 10)
-
-    def make(self, n):
-        self.slots = np.zeros(n, np.int32)              # three quarters are free, with number 0
-        self.keys = np.zeros((n // 4, 2), np.uint64)
+        self.slots = np.zeros(1, np.int32)              # three quarters are free, with number 0
+        self.keys = np.zeros((1, 2), np.uint64)
         self.size = 1
 
     def hash(self, keys):
@@ -556,54 +541,38 @@ class Index:
         return (mixed >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
 
     def differ(self, number, keys):
-        """Where the keys of these numbers differ from these keys."""
+        """Where the keys of these numbers, if they are not 0, differ from these keys."""
         found = self.keys.take(number, axis=0)
-        return np.flatnonzero((found[:, 0] != keys[:, 0]) | (found[:, 1] != keys[:, 1]))
+        return np.flatnonzero(((found[:, 0] != keys[:, 0]) | (found[:, 1] != keys[:, 1])) & (number != 0))
 
     def find(self, keys):
         """The number of each key, 0 for one that is not there."""
         slot = self.hash(keys)
         number = self.slots.take(slot)
         other = self.differ(number, keys)
-        while True:
-            other = other[number[other] != 0]           # their slots hold other keys: try the next ones
-            if not len(other):
-                return number
+        while len(other):                               # their slots hold other keys: try the next ones
             slot[other] = (slot[other] + 1) % len(self.slots)
             number[other] = self.slots[slot[other]]
             other = other[self.differ(number[other], keys[other])]
+        return number
 
     def add(self, keys):
         """Numbers keys that are new and distinct."""
-        size = self.size + len(keys)
-        if 4 * size > len(self.slots):          # grow, and add all keys again
-            keys = np.append(self.keys[1:self.size], keys, axis=0)
-            self.make(1 << (4 * size).bit_length())
-        self.keys[self.size:size] = keys
-        number = np.arange(self.size, size, dtype=np.int32)[::-1]
+        first = self.size
+        self.size += len(keys)
+        if 4 * self.size > len(self.slots):         # grow, and give every key its slot again
+            self.slots = np.zeros(1 << (4 * self.size).bit_length(), np.int32)
+            self.keys = np.resize(self.keys, (len(self.slots) // 4, 2))
+            first = 1
+        self.keys[self.size - len(keys):self.size] = keys
+        number = np.arange(first, self.size, dtype=np.int32)[::-1]
         slot = self.hash(self.keys[number])
-        self.size = size
         while len(number):
             free = self.slots[slot] == 0
             self.slots[slot[free]] = number[free]       # of several keys the first, the most frequent, has the slot
             left = self.slots[slot] != number
             number = number[left]
             slot = (slot[left] + 1) % len(self.slots)
-
-    def numbers(self, keys):
-        """-> (the number of each key, the places of the new ones); new keys get the next numbers, in order"""
-        number = self.find(keys)
-        added = []
-        while True:
-            new = np.flatnonzero(number == 0)
-            if not len(new):
-                return number, added
-            # a new key may occur several times: add one key per hash; others with the same hash follow in later rounds
-            _, first = np.unique(self.hash(keys[new]), return_index=True)
-            first = new[np.sort(first)]
-            self.add(keys[first])
-            number[new] = self.find(keys[new])
-            added += first.tolist()
 
 WINDOW = 1 << 17        # bytes that are worked on at once: they stay in the processor's cache
 
@@ -637,25 +606,28 @@ class Pieces:
             if end < len(raw):          # the last piece may go on: it is left to the next window
                 window = window[:begin[-1]]
                 begin = begin[:-1]
-            if len(begin):
-                numbers.append(self.numbers(window, begin))
+            numbers.append(self.numbers(window, begin))
             at += len(window)
             end = at + max(WINDOW, 2 * (end - at))      # what was left may be a long piece
         return np.concatenate(numbers)
 
     def numbers(self, window, begin):
         """The numbers of the pieces that begin at these places."""
-        end = np.append(begin[1:], len(window))
-        size = end - begin
+        size = np.diff(begin, append=len(window))
+        end = begin + size
         next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # the 16 bytes from each place on
         keys = next_16[begin].view('<u8').reshape(-1, 2)
         keys |= PADDING.take(size, axis=0, mode='clip')
         long = np.flatnonzero(size > 15)
-        if len(long):
-            found = slices(window, begin[long], end[long])
-            keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
-        number, new = self.index.numbers(keys)
-        self.all += slices(window, begin[new], end[new])
+        found = slices(window, begin[long], end[long])
+        keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
+        number = self.index.find(keys)
+        new = np.flatnonzero(number == 0)
+        if len(new):
+            place = dict(zip(slices(window, begin[new], end[new]), new.tolist()))       # one of each new piece
+            self.all += place
+            self.index.add(keys[[*place.values()]])
+            number[new] = self.index.find(keys[new])
         return number
 
 def slices(raw, begin, end):
@@ -690,9 +662,10 @@ def add_counts(counted, pattern):
         counts[process] = so_far
     total = defaultdict(int)
     for process in pieces:
-        words, words_per_piece = words_of(pieces[process][2:], pattern)     # the first two are none and the separator
-        for word, n in zip(words, np.repeat(counts[process][2:], words_per_piece).tolist()):
-            total[word] += n
+        found = words_of(pieces[process][2:], pattern)      # the first two are none and the separator
+        for words, n in zip(found, counts[process][2:].tolist()):
+            for word in words:
+                total[word] += n
     return total
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
@@ -725,10 +698,8 @@ def check_vocab_size(vocab_size, special_tokens):
 def merge_words(counts, vocab_size, special_tokens=()):
     """{word as bytes: count} -> (vocab, merges), as train_bpe returns them; equal to plain_train."""
     state = Merging(counts, vocab_size - len(special_tokens))
-    batch = state.next_batch()
-    while batch:
+    for batch in iter(state.next_batch, []):
         state.merge(batch)
-        batch = state.next_batch()
     tokens = state.vocab + [token.encode() for token in special_tokens]
     return dict(enumerate(tokens)), state.merges
 
@@ -759,59 +730,54 @@ class Merging:
     The words in the middle of training. The result is plain_train's, but a merge touches only the places of its pair,
     and some twenty pairs are merged at once: one at a time would take five times as long.
 
-    Words stand end to end, with a place for each byte and an EDGE around each word. A token's id is at its first byte
-    in `first` and at its last byte in `last`, so its neighbours are found on both sides. With th merged, the word `the`
-    is 256 _ 101 in first and _ 256 101 in last; what stands at _ is never read.
+    Words stand end to end, with a place for each byte and an EDGE around each word. A token stands at the place of its
+    first byte: its id in `ids`, and where its neighbours stand in `next` and `previous`. With th merged, the word `the`
+    is 256 _ 101; what stands at _ is never read.
 
-    A pair gets its number, and a list of its places, when the younger of its tokens is made. It gains no place later,
-    but other merges take some away: pair_at[place] is the number of the pair that begins there now (0: none), and
-    count[number] is always up to date.
+    A pair gets a list of its places when the younger of its tokens is made; where the list begins in `places` is the
+    pair's number. It gains no place later, but other merges take some away: pair_at[place] is the number of the pair
+    that begins there now (0: none), and count[number] is always up to date.
 
     The pool holds (count, bytes, bytes, number) of all pairs that count `floor` or more, sorted, the next one to merge
     last. A count in it may be too high, which is put right when the pair comes up.
     """
     def __init__(self, counts, max_tokens):
-        n = sum(map(len, counts))
         self.merges = []
         self.vocab = [bytes([i]) for i in range(256)]
-        self.max_tokens = min(max_tokens, 256 + n)
-        self.length = np.ones(self.max_tokens + 1, int)     # bytes of each token; the last entry is that of EDGE
-        self.first = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
-        edges = np.flatnonzero(self.first == 0xff)
-        self.first[edges] = EDGE
-        self.last = self.first.copy()
+        self.max_tokens = max_tokens
+        self.ids = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
+        edges = np.flatnonzero(self.ids == 0xff)
+        self.ids[edges] = EDGE
+        self.next = np.arange(1, len(self.ids) + 1)
+        self.previous = self.next - 2
         self.weight = np.repeat(np.array([0, *counts.values()], int), np.diff(edges, prepend=-1))
 
         # a merge at a place takes a token away and brings two pairs at most: room for all of them, used as they come
-        self.num_pairs = 1
-        self.pair_ids = np.zeros(3 * n + 1, int)            # of each pair: a << 32 | b
-        self.count = np.zeros(3 * n + 1, int)
-        self.begin = np.zeros(3 * n + 2, int)               # of its places, which end where those of the next begin
-        self.places = np.zeros(3 * n, np.int32)
-        self.pair_at = np.zeros(len(self.weight), np.int32)
+        n = len(self.ids)
+        self.num_places = 1
+        self.places = np.zeros(3 * n, np.int32)             # of all pairs, one pair's after another's
+        self.pair_ids = np.zeros(3 * n, int)                # of each pair: a << 32 | b
+        self.size = np.zeros(3 * n, int)                    # how many places it has
+        self.count = np.zeros(3 * n, int)
+        self.pair_at = np.zeros(n, np.int32)
         self.pool = []
         self.floor = 1 << 62
-        self.number_pairs(np.arange(len(self.weight) - 1))
-
-    def next(self, at):
-        """Where the tokens begin that follow those at these places."""
-        return at + self.length[self.first[at]]
+        self.number_pairs(np.arange(n - 1))
 
     def number_pairs(self, at):
         """Numbers the pairs that begin at these places; all of them are new."""
-        order, begin, pairs, count = group_pairs(self.first[at], self.first[self.next(at)], self.weight[at])
+        order, begin, pairs, count = group_pairs(self.ids[at], self.ids[self.next[at]], self.weight[at])
         self.pair_at[at] = 0
         at = at[order]
 
-        number = np.arange(self.num_pairs, self.num_pairs + len(pairs))
-        used = self.begin[self.num_pairs]
-        self.num_pairs += len(pairs)
+        number = self.num_places + begin
+        size = np.diff(begin, append=len(at))
         self.pair_ids[number] = pairs
+        self.size[number] = size
         self.count[number] = count
-        self.begin[number] = used + begin
-        self.begin[self.num_pairs] = used + len(at)
-        self.places[used:used + len(at)] = at
-        self.pair_at[at] = np.repeat(number, np.diff(begin, append=len(at)))
+        self.places[self.num_places:self.num_places + len(at)] = at
+        self.pair_at[at] = np.repeat(number, size)
+        self.num_places += len(at)
         for entry in self.entries(number[count >= self.floor]):
             bisect.insort(self.pool, entry)
 
@@ -821,13 +787,13 @@ class Merging:
         return [(count, self.vocab[pair >> 32], self.vocab[pair & LOW], n) for count, pair, n in rows]
 
     def refill(self):
-        """Fills the empty pool with the best waiting pairs. Not many: a low floor would let in most new pairs."""
-        count = self.count[:self.num_pairs]
-        waiting = np.flatnonzero((count > 0) & (count < self.floor))
-        n = min(len(self.vocab), len(waiting))
-        if n:
-            self.floor = np.partition(count[waiting], -n)[-n]
-            self.pool = sorted(self.entries(waiting[count[waiting] >= self.floor]))
+        """
+        Fills the empty pool with the pairs that count at least half of what the best one does. Not with more: a low
+        floor would let in most new pairs.
+        """
+        count = self.count[:self.num_places]
+        self.floor = max(1, count.max() // 2)
+        self.pool = sorted(self.entries(np.flatnonzero(count >= self.floor)))
 
     def next_batch(self):
         """
@@ -859,7 +825,7 @@ class Merging:
 
     def places_of(self, x, y, number):
         """Where to merge a pair."""
-        at = self.places[self.begin[number]:self.begin[number + 1]]
+        at = self.places[number:number + self.size[number]]
         at = at[self.pair_at[at] == number]
         if x == y:
             at = every_other(np.sort(at), len(x))
@@ -869,12 +835,10 @@ class Merging:
         """Merges the pairs of the batch, up to the first that is overtaken."""
         old = len(self.vocab)
         places = [self.places_of(*entry[1:]) for entry in batch]
-        at = np.concatenate(places).astype(int)
+        at = np.concatenate(places)
         new = np.repeat(np.arange(old, old + len(batch)), [*map(len, places)])
-        for id, (_, x, y, _) in enumerate(batch, old):
-            self.vocab.append(x + y)        # no other pair spells this: its bytes were merged alike wherever they stand
-            self.length[id] = len(x + y)
-
+        # no other pair spells the same token: its bytes were merged alike wherever they stand
+        self.vocab += [x + y for _, x, y, _ in batch]
         stop = self.overtaken(batch, at, new)
         del self.vocab[old + stop:]
         self.pool += reversed(batch[stop:])
@@ -882,10 +846,13 @@ class Merging:
         at = at[kept]
         new = new[kept]
 
-        middle = self.next(at)
-        self.first[at] = self.last[self.next(middle) - 1] = new
-        left = at - self.length[self.last[at - 1]]
-        left = left[self.first[left] < old]        # between two new tokens there is one pair, not two
+        middle = self.next[at]
+        right = self.next[middle]
+        self.ids[at] = new
+        self.next[at] = right
+        self.previous[right] = at
+        left = self.previous[at]
+        left = left[self.ids[left] < old]          # between two new tokens there is one pair, not two
         changed = np.append(left, at)
         gone = np.append(changed, middle)
         np.subtract.at(self.count, self.pair_at[gone], self.weight[gone])
@@ -899,8 +866,8 @@ class Merging:
         The neighbour on the right may be about to merge itself: (ab, c) is counted for (ab, cd), whose count is no
         higher and which sorts just above (ab, c). No pair of the batch lies between: ab is new and begins none of them.
         """
-        left = self.last[at - 1]
-        right = self.first[self.next(self.next(at))]
+        left = self.ids[self.previous[at]]
+        right = self.ids[self.next[self.next[at]]]
         weight = np.tile(self.weight[at], 2)
         _, _, pairs, count = group_pairs(np.append(left, new), np.append(new, right), weight)
         near = count >= batch[-1][0]
@@ -961,10 +928,13 @@ class ArrayEncoder:
         numbers = pieces.read(raw)
         new = pieces.all[len(table.size):]
         if new:
-            words, words_per_piece = words_of(new, self.pattern)
+            words = []
+            begin = []              # of the words of each piece
+            for found in words_of(new, self.pattern):
+                begin.append(len(words))
+                words += found
             flat, size = self.ids_of_words(words)
-            size = np.add.reduceat(size, np.cumsum(words_per_piece) - words_per_piece)
-            table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
+            table = Ragged(np.append(table.flat, flat), np.append(table.size, np.add.reduceat(size, begin)))
         if len(table.flat) < MAX_IDS:
             self.tables.append((pieces, table))
         return table.join(numbers)
@@ -1093,8 +1063,6 @@ def find_pattern(pre_tokenizer):
         if part['type'] == 'ByteLevel':
             part.setdefault('use_regex', True)
             part['trim_offsets'] = True         # changes no id
-        elif (part.get('behavior'), part.get('invert')) == ('Removed', True):
-            part.update(behavior='Isolated', invert=False)      # says the same
     for name in PATTERNS:
         if pre_tokenizer == cut_like(name):
             return name
