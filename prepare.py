@@ -288,10 +288,9 @@ def make_tokenizer(kind, vocab_size, batches):
     """A tokenizer of this kind, learned from batches if it needs text, or the one in a tokenizer.json."""
     if kind == 'byte':
         return byte_tokenizer()
-    if kind == 'gpt2':          # the files of its release, downloaded once
-        files = DOWNLOADS / 'vocab.json', DOWNLOADS / 'merges.txt'
-        fetch(files, dict(repo='openai-community/gpt2', repo_type='model'))
-        return Tokenizer.from_files(*files)
+    if kind == 'gpt2':          # the file of its release, downloaded once
+        kind = DOWNLOADS / 'tokenizer.json'
+        fetch([kind], dict(repo='openai-community/gpt2', repo_type='model'))
     if kind not in TOKENIZERS:
         tok = load_tokenizer(kind)
         if tok.eot is None:

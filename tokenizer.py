@@ -146,11 +146,8 @@ class BaseTokenizer:
         if len(text) > LONG_TEXT:
             return self.encode_to_numpy(text).tolist()
         ids = []
-        for part in self.special.split(text):
-            if part in self.special_ids:
-                ids.append(self.special_ids[part])
-            else:
-                ids += self.encode_ordinary(part)
+        for i, part in enumerate(self.special.split(text)):
+            ids += [self.special_ids[part]] if i % 2 else self.encode_ordinary(part)
         return ids
 
     def encode_ordinary(self, text):
@@ -170,8 +167,7 @@ class BaseTokenizer:
         """
         ids = []
         for part in raw.split(b'\xff'):
-            ids += self.encode_ordinary(part.decode())
-            ids.append(-1)
+            ids += [*self.encode_ordinary(part.decode()), -1]
         ids = np.array(ids[:-1], int)
         ids[ids == -1] = special
         return ids.astype(self.dtype)
@@ -237,13 +233,6 @@ class Tokenizer(BaseTokenizer):
                             'tokenizer, and other special tokens')
         self.after_space = Cache(self.ids_after_space)
 
-    @classmethod
-    def from_files(cls, vocab_path, merges_path, special_tokens=(END_OF_TEXT,), pattern='gpt2'):
-        """Opens GPT-2's pair of files: vocab.json ({token: id}) and merges.txt (a pair a line)."""
-        with open(merges_path, encoding='utf-8') as f:
-            merges = [line for line in f.read().split('\n') if line and not line.startswith('#version:')]
-        return cls(*read_bpe(read_json(vocab_path), merges, special_tokens), special_tokens, pattern)
-
     def word_ids(self, word):
         """The ids of one word: join the pair of lowest rank, the left one of several, until no pair has a rank."""
         rank_of = self.ranks.get
@@ -285,12 +274,6 @@ class Tokenizer(BaseTokenizer):
     @functools.cached_property
     def arrays(self):
         return ArrayEncoder(self)
-
-    def forget(self):
-        """Drops what earlier texts left behind to make later ones faster."""
-        self.words.clear()
-        self.after_space.clear()
-        self.arrays.tables.clear()
 
     def as_json(self):
         """The parts of tokenizer.json that differ between tokenizers: pre_tokenizer, model, decoder."""
@@ -1009,8 +992,6 @@ def from_printable(token):
 def read_bpe(vocab, merges, special_tokens):
     """The vocab and merges of a Tokenizer from those of a file: {token: id}, ['a b' or ['a', 'b']]"""
     by_id = {id: t.encode() if t in special_tokens else from_printable(t) for t, id in vocab.items()}
-    if sorted(by_id) != [*range(len(vocab))]:
-        raise ValueError('the ids are not 0, 1, 2, ..., each given once')
     pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in merges]
     return by_id, [(from_printable(a), from_printable(b)) for a, b in pairs]
 
@@ -1050,12 +1031,11 @@ def read_tokenizer(data):
         class_ = CharTokenizer if by_character else WordTokenizer
         tok = class_(sorted(model['vocab'], key=model['vocab'].get), [*special])
         if tok.as_json()[:2] != (data['pre_tokenizer'], model):
-            raise ValueError('its words are not as prepare.py makes them')
+            return None
     else:
         return None
-    if tok.special_ids != special:
-        raise ValueError('the id of a special token is not the one in the vocabulary')
-    return tok
+    if tok.special_ids == special:
+        return tok
 
 def find_pattern(pre_tokenizer):
     """The name of our pattern that a pre_tokenizer (changed here) stands for, None if it stands for none."""
@@ -1066,7 +1046,6 @@ def find_pattern(pre_tokenizer):
     for name in PATTERNS:
         if pre_tokenizer == cut_like(name):
             return name
-    return None
 
 ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
 PROBE = "It's 12  cafés,\n\tin 北京 😀"
