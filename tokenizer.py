@@ -653,24 +653,20 @@ def add_counts(counted, pattern):
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
     """
-    Trains byte-level BPE on a text file (or a list of them). -> (vocab, merges)
+    Trains byte-level BPE on a text file. -> (vocab, merges)
 
     vocab: {id: bytes}: the 256 bytes, a token per merge, then the special tokens; fewer than vocab_size if the text
     runs out of pairs. merges: [(bytes, bytes)] in order: the most frequent pair wins, ties go to the greater pair of
     bytes. No merge crosses a special token. `workers` (processes, one per core by default) do not change the result.
     Memory is bounded by the distinct words. Raises UserError for a small vocab_size, or text that is not UTF-8.
     """
-    paths = [input_path] if isinstance(input_path, (str, os.PathLike)) else input_path
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
-    texts = read_files(paths, special_tokens)
-    counted = parallel_map(WordCounter(pattern, special_tokens), texts, workers or default_workers())
-    return merge_words(add_counts(counted, pattern), vocab_size, special_tokens)
-
-def read_files(paths, special_tokens):
-    for path in paths:
-        with open(path, 'rb') as f:
-            yield from read_blocks(f, path, special_tokens)
+    with open(input_path, 'rb') as file:
+        texts = read_blocks(file, input_path, special_tokens)
+        counted = parallel_map(WordCounter(pattern, special_tokens), texts, workers or default_workers())
+        counts = add_counts(counted, pattern)
+    return merge_words(counts, vocab_size, special_tokens)
 
 def check_vocab_size(vocab_size, special_tokens):
     least = 256 + len(special_tokens)
