@@ -37,9 +37,9 @@ from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 
 import prepare
-from configurator import Diverged, Output, UserError, as_file, configure, file_sha256, launch, read_json
-from model import (GPT, MANIFEST, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
-                   device_name, family, find_folder, import_config, keep_from, load_model, newest_whole, peak_flops,
+from configurator import Diverged, Output, UserError, as_file, configure, launch, read_json
+from model import (GPT, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
+                   device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
                    remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import peek
@@ -332,7 +332,7 @@ def schedule_step(step, seconds, first):
     """
     if step <= warmup_iters:
         return step
-    share = (seconds - first) / max(max_seconds() - first, 1)
+    share = (seconds - first) / (max_seconds() - first)
     return max(step, share * (lr_decay_iters or max_iters))
 
 def finished(step, state):
@@ -344,17 +344,13 @@ def evaluation_due(step, state):
     due = step % eval_interval == 0 or finished(step, state)
     return due and step != state['evaluated']['step']
 
-def seconds_left(step, step_seconds, state):
-    """An estimate of the seconds until training is over."""
-    return min((max_iters - step) * step_seconds, max_seconds() - state['seconds'])
-
 def largest_divisor(n, limit):
     """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
     return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
 
 def divide_batch(T, place):
     """-> micro_batch_size, or what a 0 stands for. Raises UserError if the batch does not divide evenly."""
-    if batch_size < 1 or batch_size % WORLD_SIZE:
+    if batch_size % WORLD_SIZE:
         near = max(batch_size // WORLD_SIZE, 1) * WORLD_SIZE
         raise UserError(f'batch_size = {batch_size} does not divide among {WORLD_SIZE} processes: take {near} or '
                         f'{near + WORLD_SIZE}')
@@ -403,7 +399,7 @@ def make_scaler(place, type_):
     return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens):
+def evaluate(model, data, T, max_tokens=0):
     """
     Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T. Any number of
     processes gets the same result.
@@ -415,17 +411,16 @@ def evaluate(model, data, T, max_tokens):
     batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
     if n % T:           # the last, shorter sequence
         batches.append([n - n % T])
-    total, count = 0.0, 0
+    total = 0.0
     for batch in batches[RANK::WORLD_SIZE]:
         x, y = data.batch(batch, min(T, n - batch[0]), str(model.lm_head.weight.device))
         total += float(model(x, y)) * y.numel()
-        count += y.numel()
     model.train()
-    total, count = combine('SUM', total, count)
-    return total / count
+    [total] = combine('SUM', total)
+    return total / n
 
 def combine(op, *numbers):
-    """The sum ('SUM') or the largest ('MAX') of each number over all processes."""
+    """The sum ('SUM'), the largest ('MAX') or the smallest ('MIN') of each number over all processes."""
     if WORLD_SIZE == 1:
         return list(numbers)
     place = 'cuda' if dist.get_backend() == 'nccl' else 'cpu'
@@ -541,38 +536,22 @@ def fit_micro_batch(model, opt, data, T, place, micro):
     if WORLD_SIZE > 1:
         dist.all_reduce(opt.g)          # so that NCCL allocates its buffers now
     while True:
-        too_large = 0
+        free, total = 0, 1
         try:
             model(*data.batch([0] * micro, T, place)).backward()
             torch.empty(3 * len(opt.p), device=place)           # what AdamW needs when it is not compiled
             free, total = torch.cuda.mem_get_info(place)
-            too_large = int(free < 0.02 * total)
         except RuntimeError as e:       # from torch, Triton or cuBLAS
             if not re.search('out of memory|ALLOC_FAILED', str(e)):
                 raise
-            too_large = 1
         torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory alive
-        if combine('MAX', too_large) == [0]:
+        [left] = combine('MIN', free / total)
+        if left > 0.02:
             return micro
         if micro == 1 or micro_batch_size:
             raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
                             f'which trains the same, or, if it is 1, a smaller --block_size or model')
         micro = largest_divisor(micro, micro // 2)
-
-def compile_and_fit(model, opt, data, T, place, before):
-    """
-    -> the model, compiled or not; whether it is compiled; how many sequences go through it at once. before:
-    whether a resumed run was compiled, or 'auto' if that is still open.
-    """
-    flops = max_iters * batch_size * T * model.flops_per_token(T)
-    compiled = choose_compile(before if compile == 'auto' else compile, place, flops)
-    fast = torch.compile(model, dynamic=False) if compiled else model
-    if compiled:
-        opt.compile()
-    micro = divide_batch(T, place)
-    if 'cuda' in place:
-        micro = fit_micro_batch(fast, opt, data, T, place, micro)
-    return fast, compiled, micro
 
 # -----------------------------------------------------------------------------
 # signals, and several processes
@@ -582,10 +561,9 @@ class Interrupt:
     signal, heard = 0, 0.0          # which one came, and when
 
     def listen(self):
-        for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1'):
-            number = getattr(signal, name, None)        # Windows lacks two
-            if number and signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores SIGHUP
-                signal.signal(number, self.hear)
+        for kind in signal.Signals:         # Windows lacks two of these; nohup ignores SIGHUP
+            if kind.name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1') and signal.getsignal(kind) != signal.SIG_IGN:
+                signal.signal(kind, self.hear)
 
     def hear(self, number, frame):
         if not self.signal:
@@ -594,10 +572,10 @@ class Interrupt:
             sys.exit(128 + number)
 
 # knobs that may differ from node to node, as long as they lead to the same data and checkpoints
-OWN_KNOBS = ('dataset', 'tokenizer', 'workers', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
+OWN_KNOBS = 'dataset', 'tokenizer', 'workers', 'init_from', 'device'
 
 def connect(place, **shared):
-    """Joins the other processes, if there are any. Raises UserError unless `shared` is the same in all of them."""
+    """Joins the other processes, if there are any. Raises UserError unless all have the same, but for OWN_KNOBS."""
     if WORLD_SIZE == 1:
         return
     backend = 'nccl' if 'cuda' in place else 'gloo'
@@ -606,11 +584,11 @@ def connect(place, **shared):
     atexit.register(time.sleep, 0.1)
     everyones = [None] * WORLD_SIZE
     dist.all_gather_object(everyones, shared)
-    differ = [name for name in shared if any(theirs[name] != shared[name] for theirs in everyones)]
-    if differ:
-        here = ', '.join(f'{name} = {shared[name]!r}' for name in differ)
-        raise UserError(f'the processes do not have the same {" and ".join(differ)} (here {here}): start all of them '
-                        f'with the same command, data and run folder')
+    for name, here in shared.items():
+        there = {theirs[name] for theirs in everyones} - {here}
+        if there and name not in OWN_KNOBS:
+            raise UserError(f'the processes do not have the same {name} (here {here!r}, elsewhere {there}): start all '
+                            f'of them with the same command, data and run folder')
 
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
@@ -620,22 +598,20 @@ def base_model(init_from):
     name = init_from.removeprefix('auto:')
     return '' if name in ('scratch', 'resume', 'auto') else name
 
-def may_resume():
-    return init_from.split(':')[0] in ('resume', 'auto')
-
 def choose_out_dir():
     """out_dir, or the first free out/<dataset>; to resume, the latest one that holds a checkpoint. Raises UserError."""
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
         folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
     saved = [run for run in folders if checkpoints(run)]
-    if may_resume() and saved:
-        return max(saved, key=lambda run: run.stat().st_mtime)
+    may_resume = init_from.split(':')[0] in ('resume', 'auto')
+    if may_resume and saved:
+        return max(saved, key=os.path.getmtime)
     if init_from == 'resume':
         raise UserError(f'there is no checkpoint in {folders[0]} to resume; `ls out` shows the runs')
     for run in folders:
         # a run that has saved nothing yet may be somebody else's: only --out_dir and auto take it
-        if run not in saved and (out_dir or may_resume() or not (run / 'config.py').exists()):
+        if run not in saved and (out_dir or may_resume or not (run / 'config.py').exists()):
             return run
     raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
@@ -653,13 +629,13 @@ def lock(run):
 
 def read_log(run):
     """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
-    path, entries = run / 'log.jsonl', []
-    lines = path.read_text(errors='replace').splitlines() if path.exists() else []
-    for line in lines:
-        with suppress(ValueError):
-            match json.loads(line):
-                case {'step': int()} as entry:
-                    entries.append(entry)
+    entries = []
+    with suppress(FileNotFoundError), open(run / 'log.jsonl', errors='replace') as lines:
+        for line in lines:
+            with suppress(ValueError):
+                match json.loads(line):
+                    case {'step': int()} as entry:
+                        entries.append(entry)
     return entries
 
 def points(entries, name):
@@ -686,11 +662,11 @@ def start_files(run, state, knobs):
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
-    before = state['knobs']
-    changed = [name for name in knobs if before.get(name, knobs[name]) != knobs[name]]
-    for name in changed:
-        say(f'since step {step}: {name} {before[name]!r} -> {knobs[name]!r}')
-    if changed:
+    before = knobs | state['knobs']
+    for name, value in knobs.items():
+        if before[name] != value:
+            say(f'since step {step}: {name} {before[name]!r} -> {value!r}')
+    if before != knobs:
         write(run / f'config_until_{step:08d}.py', as_file(before))
     write(run / 'config.py', CONFIG_HEAD + as_file(knobs))
     state['knobs'] = knobs
@@ -752,7 +728,7 @@ def model_card(run, step):
     model, meta, state = run.model, run.meta, run.state
     best = state['best']
     place = str(model.lm_head.weight.device)
-    base = base_model(state['knobs'].get('init_from', 'scratch'))
+    base = base_model(state['knobs']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
     command = re.sub(r"(?<=[ ='])/\S*/", '', shlex.join(['train.py', *sys.argv[1:]]))      # without folders
     evaluated = f'At step {best["step"]:,}: {describe(best["val_loss"], meta)}.' if best['step'] else 'Not evaluated.'
@@ -781,7 +757,7 @@ def read_state(run, place):
     if not checkpoints(run):
         return None, dict(NEW_STATE, device=kind)
     folder = newest_whole(run, say)
-    state = {**NEW_STATE, **read_json(folder / 'training.json')}
+    state = NEW_STATE | read_json(folder / 'training.json')
     if state['device'] != kind:
         state.update(device=kind, dtype='auto', compile='auto')
     return folder, state
@@ -791,12 +767,12 @@ def read_state(run, place):
 
 def check_knobs():
     """Raises UserError if a knob's value is not valid."""
-    for name in ('max_iters', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
-        if config[name] < 1:
-            raise UserError(f'{name} = {config[name]}: give 1 or more')
-    for name in ('max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'):
-        if config[name] < 0:
-            raise UserError(f'{name} = {config[name]}: give 0 or more')
+    from_1 = 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'
+    from_0 = 'max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'
+    for least, names in enumerate((from_0, from_1)):
+        for name in names:
+            if config[name] < least:
+                raise UserError(f'{name} = {config[name]}: give {least} or more')
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     if lr_decay not in ('linear', 'cosine'):
@@ -806,7 +782,7 @@ def check_knobs():
 def model_config(knobs=config, **others):
     """The GPTConfig that knobs ask for. Raises UserError."""
     fields = {name: knobs[name] for name in GPTConfig.__dataclass_fields__}
-    return GPTConfig(**{**fields, **others})
+    return GPTConfig(**(fields | others))
 
 def open_data(source):
     """
@@ -852,9 +828,8 @@ def knobs_of_run(model, T, data_folder, source, state):
     knobs = dict(config, block_size=T)
     del knobs['out_dir']
     wanted = asdict(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
-    for name, value in asdict(model.config).items():
-        if value != wanted[name]:       # else it stays as given: d_ff = 0 still follows n_embd
-            knobs[name] = value
+    # what is as wanted stays as given: d_ff = 0 still follows n_embd
+    knobs.update(asdict(model.config).items() - wanted.items())
     if source:
         knobs['dataset'] = data_folder.as_posix()       # whose tokens are those of the source's tokenizer
     else:
@@ -865,16 +840,6 @@ def describe(loss, meta):
     """describe(1.5, meta) -> 'validation loss 1.5000 | 0.567 bits per byte'"""
     bpb = bits_per_byte(loss, meta)
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
-
-def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
-    """The printed line of a step. The first step may compile, so its line does not estimate the time left."""
-    line = f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f} | {1e3 * step_seconds:.1f} ms'
-    line += f' | {tokens_per_second:,.0f} tok/s'
-    if mfu:
-        line += f' | mfu {100 * mfu:.1f}%'
-    if step > 1:
-        line += f' | {duration(left)} left'
-    return line
 
 def duration(seconds):
     """duration(4000) -> '67 min'"""
@@ -908,8 +873,6 @@ def main():
     out = choose_out_dir()          # looks at the disk, so it comes before anything is written
     base = base_model(init_from)
     source = find_folder(base) if base else None
-    if source:
-        import_config(read_json(source / 'config.json'))        # raises before any text is read
     resumed, state = read_state(out, place)
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
     divide_batch(config['block_size'], place)       # raises if it does not divide
@@ -929,15 +892,15 @@ def main():
     model.compute_dtype = getattr(torch, type_)
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
-    connect(place, checkpoint=file_sha256(resumed / MANIFEST) if resumed else '', data=data,
-            tokenizer=meta.get('tokenizer_sha256'), **{name: x for name, x in knobs.items() if name not in OWN_KNOBS})
+    # of a checkpoint, its step and when it was saved
+    connect(place, data=data, checkpoint=(state['step'], state['seconds']), **knobs)
     say(f'data    | {meta["source"]}, hash {data}, in {folder}')
     say(f'device  | {place} ({device_name(place)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if family(model.config) == 'gpt_ablation':
         say('        | transformers has no class for this kind of model: its checkpoints open here alone')
     if eval_only:
-        say(f'{describe(evaluate(model, val_data, T, 0), meta)} over the whole split')
+        say(f'{describe(evaluate(model, val_data, T), meta)} over the whole split')
         return
 
     # the optimizer, and how much goes through the model at once
@@ -949,8 +912,17 @@ def main():
             scaler.load_state_dict(state['scaler'])
     opt.synchronize()           # subtle: different kinds of CPU draw different numbers from one seed
     combine('MAX', 0)           # once all have read the checkpoint, it may be renamed
-    fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
-    tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
+    tokens_per_step = batch_size * T
+    flops = max_iters * tokens_per_step * model.flops_per_token(T)
+    compiled = choose_compile(state['compile'] if compile == 'auto' else compile, place, flops)
+    fast = model
+    if compiled:
+        fast = torch.compile(model, dynamic=False)
+        opt.compile()
+    micro = divide_batch(T, place)
+    if 'cuda' in place:
+        micro = fit_micro_batch(fast, opt, train_data, T, place, micro)
+    grad_accum = batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
     say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
@@ -970,7 +942,7 @@ def main():
     check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # at each check GPUs wait for the host
     began = time.perf_counter() - state['seconds']
     step = state['step']
-    line_step = None        # the next line covers the steps after this one; None: after the current one
+    losses = []         # of the steps since the last line or evaluation
     while True:
         # signals and the clock, which all processes must agree on
         if step % check_every == 0:
@@ -981,34 +953,42 @@ def main():
         # evaluate and save
         if evaluation_due(step, state) and not stop:
             evaluate_and_save(run, step)
-            line_step = None
+            losses = []
         if stop or finished(step, state):
             break
 
         # a step
-        if line_step is None:
-            line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
+        if not losses:
+            line_began = time.perf_counter()
         step += 1
         lr = get_lr(schedule_step(step, state['seconds'], state['first_step']))
         batches = micro_batches(train_data, state['sequences'], step, T, micro, place)
         loss, grad_norm = training_step(fast, opt, scaler, batches, grad_accum, lr)
-        loss_sum += loss
+        losses.append(loss)
         state['sequences'] += batch_size
         if step == state['step'] + 1:           # before that there is nothing to save
             interrupt.listen()
 
-        # a line, with the mean loss since the last line or evaluation
+        # a line, with their mean loss
         if step % log_interval == 0 or step in (1, max_iters):
-            [mean_loss] = combine('SUM', float(loss_sum) / (step - line_step))      # waits for the device
+            [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))      # waits for the device
             check_finite(step, opt, mean_loss)
-            step_seconds = (time.perf_counter() - line_time) / (step - line_step)
-            rate, left = tokens_per_step / step_seconds, seconds_left(step, step_seconds, state)
-            mfu = rate * model.flops_per_token(T) / peak if peak else None
-            entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
-            say(progress(step, step_seconds, left, **entry))
+            step_seconds = (time.perf_counter() - line_began) / len(losses)
+            rate = tokens_per_step / step_seconds
+            line = f'step {step} | loss {mean_loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f}'
+            line += f' | {1e3 * step_seconds:.1f} ms | {rate:,.0f} tok/s'
+            mfu = None
+            if peak:
+                mfu = rate * model.flops_per_token(T) / peak
+                line += f' | mfu {100 * mfu:.1f}%'
+            if step > 1:        # the first step may compile
+                left = min((max_iters - step) * step_seconds, max_seconds() - state['seconds'])
+                line += f' | {duration(left)} left'
+            say(line)
             if writing:
-                run.log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
-            line_step = None
+                run.log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
+                        grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
+            losses = []
 
     # the end: everything is saved before the whole split is evaluated
     [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
@@ -1020,12 +1000,11 @@ def main():
         say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.signal = -1           # all is saved: from now on, one signal ends the process
-    val_loss = evaluate(run.model, val_data, T, 0)
+    val_loss = evaluate(model, val_data, T)
     if writing:
         run.log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         show_texts(run, 4, 3 * sample_tokens)
-    say(f'\n{describe(val_loss, meta)} over the whole split')
-    if writing:
+        say(f'\n{describe(val_loss, meta)} over the whole split')
         print_ending(out, meta, time.perf_counter() - started)
 
 if __name__ == '__main__':
