@@ -204,46 +204,37 @@ class Optimizer(torch.optim.Optimizer):
     an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
     """
     def __init__(self, model, groups):
-        params = dict(model.named_parameters())
         self.model, self.groups, self.muon_every = model, groups, muon_every
         self.t = 0              # steps taken
         self.rules = dict(RULES, muon=muon)
-        self.shapes = {}
+        params = dict(model.named_parameters())
+        sizes = [sum(params[name].numel() for name in group.names) for group in groups]
+        v_size = sum(size for size, group in zip(sizes, groups) if group.rule != 'muon')
+        total = math.ceil(sum(sizes) / 4096) * 4096       # clip views it as 4,096 rows
+        device = model.lm_head.weight.device
+        self.p, self.g, self.m = torch.zeros(3, total, device=device)
+        self.v = torch.zeros(v_size, device=device)
+        self.tensors = {}       # what a checkpoint has to hold, besides t: m.<name> and v.<name> of each weight
+
         stop = 0
         for group in groups:
             start = stop
             for name in group.names:
-                self.shapes[name] = params[name].shape
-                stop += params[name].numel()
+                w = params[name]
+                here = slice(stop, stop + w.numel())
+                p, g, m = (x[here].view_as(w) for x in (self.p, self.g, self.m))
+                p.copy_(w.detach())
+                w.data, w.grad = p, g
+                self.tensors[f'm.{name}'] = m
+                if group.rule != 'muon':
+                    self.tensors[f'v.{name}'] = self.v[here].view_as(w)
+                stop = here.stop
             group.part = slice(start, stop)
-
-        device = model.lm_head.weight.device
-        total = math.ceil(stop / 4096) * 4096       # clip views it as 4,096 rows
-        self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(max(group.part.stop for group in groups if group.rule != 'muon'), device=device)
-        grads = self.views(self.g)
-        for name, p in self.views(self.p).items():
-            p.copy_(params[name].detach())
-            params[name].data, params[name].grad = p, grads[name]
 
         # not compiled, a CPU takes pieces that fit its cache
         self.piece = 1 << 16 if device.type == 'cpu' else total
         self.p.grad = self.g
         super().__init__([self.p], {})
-
-    def views(self, vector, prefix=''):
-        """{prefix + name: its part of a vector, in its shape}. v ends before the matrices of muon, which need none."""
-        found, start = {}, 0
-        for name, shape in self.shapes.items():
-            stop = start + shape.numel()
-            if stop <= len(vector):
-                found[prefix + name] = vector[start:stop].view(shape)
-            start = stop
-        return found
-
-    def tensors(self):
-        """What a checkpoint has to hold, besides t: {'m.<name>': the m of that tensor, 'v.<name>': its v, ...}"""
-        return self.views(self.m, 'm.') | self.views(self.v, 'v.')
 
     def compile(self):
         # rule by rule: a step as one graph takes twice as long, and each of muon's turns would need a graph of its own
@@ -290,7 +281,7 @@ class Optimizer(torch.optim.Optimizer):
         turn = self.t % self.muon_every
         self.m[group.part].lerp_(self.g[group.part], 0.05)
         start = group.part.start
-        for shape, n in Counter(self.shapes[name] for name in group.names).items():
+        for shape, n in Counter(self.model.get_parameter(name).shape for name in group.names).items():
             stop = start + n * shape.numel()
             p, g, m = (x[start:stop].view(n, *shape)[turn::self.muon_every] for x in (self.p, self.g, self.m))
             if len(p):
@@ -338,11 +329,6 @@ def schedule_step(step, seconds, first):
 def finished(step, state):
     """Whether training is over."""
     return step >= max_iters or state['seconds'] >= max_seconds()
-
-def evaluation_due(step, state):
-    """Whether to evaluate now: after every eval_interval steps and after the last one, but never twice."""
-    due = step % eval_interval == 0 or finished(step, state)
-    return due and step != state['evaluated']['step']
 
 def largest_divisor(n, limit):
     """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
@@ -462,24 +448,26 @@ class Run:
     tok_path: Path
     T: int                  # tokens in a sequence
     kept: tuple             # of the folder the run began from: see keep_from
-    log: 'Log' = None       # only in the process that writes
+    wandb: object = None    # its run, as long as it works
     drawn: float = -math.inf        # when the picture was last drawn
 
-def evaluate_and_save(run, step):
-    """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
-    model, opt, state = run.model, run.opt, run.state
+def evaluate_and_save(run, step, last):
+    """
+    Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample. last: whether
+    training is over.
+    """
+    opt, state = run.opt, run.state
     opt.synchronize()           # another card may have used another kernel and drifted by an ulp
-    val_loss = evaluate(model, run.val_data, run.T, eval_tokens)
+    val_loss = evaluate(run.model, run.val_data, run.T, eval_tokens)
     check_finite(step, opt, val_loss)
     entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
                  val_bpb=bits_per_byte(val_loss, run.meta))
     state['evaluated'] = entry
     state['best'] = min(state['best'], entry, key=lambda entry: entry['val_loss'])
     say(f'step {step} | {describe(val_loss, run.meta)}')
-    if not run.log:
+    if RANK:
         return
-    run.log(**entry)
-    last = finished(step, state)
+    log(run, **entry)
     save(run, step, last)
     if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
         run.drawn = time.monotonic()
@@ -493,7 +481,7 @@ def show_texts(run, n, length):
     opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
     if length and run.tok:
         for text in peek(run.model, run.tok, opening, n, length, seed):
-            say('-' * 40 + '\n' + text)
+            say(f'{"-" * 40}\n{text}')
 
 def save(run, step, last=True):
     """
@@ -504,7 +492,7 @@ def save(run, step, last=True):
     if not folder.exists():
         state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
         try:
-            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors(),
+            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors,
                             model_card(run, step), run.kept)
         except UserError as e:
             if last:
@@ -517,7 +505,7 @@ def save(run, step, last=True):
 
 def restore(folder, opt, state):
     """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
-    views, found = opt.tensors(), load_file(folder / 'training.safetensors')
+    views, found = opt.tensors, load_file(folder / 'training.safetensors')
     before = state['knobs'].get('optimizer', optimizer)
     if before != optimizer or found.keys() != views.keys():
         raise UserError(f'{folder} was trained with --optimizer={before}, or with other weights frozen: do so again, '
@@ -686,27 +674,25 @@ def optional(what):
     except Exception as e:
         say(f'{what} failed ({type(e).__name__}: {e}); training goes on without it')
 
-class Log:
-    """Writes entries to log.jsonl, and to wandb as long as that works."""
-    def __init__(self, run, state):
-        self.path, self.wandb = run / 'log.jsonl', None
-        if wandb_log:
-            with optional('wandb'):
-                import wandb
-                self.wandb = wandb.init(project=wandb_project, name=wandb_run_name or run.name, config=dict(config),
-                                        dir=str(run), id=state['wandb_id'] or None, resume='allow')
-                state['wandb_id'] = self.wandb.id
+def start_wandb(run):
+    with optional('wandb'):
+        import wandb
+        run.wandb = wandb.init(project=wandb_project, name=wandb_run_name or run.folder.name, config=dict(config),
+                               dir=str(run.folder), id=run.state['wandb_id'] or None, resume='allow')
+        run.state['wandb_id'] = run.wandb.id
 
-    def __call__(self, **entry):
-        if getattr(sys.stdout, 'failure', ''):
-            entry['not_printed'], sys.stdout.failure = sys.stdout.failure, ''
-        with optional(self.path), open(self.path, 'a') as f:
-            f.write(json.dumps(entry) + '\n')
-        if self.wandb:
-            works, self.wandb = self.wandb, None        # it stays None if this fails
-            with optional('wandb'):
-                works.log(entry, step=entry['step'])
-                self.wandb = works
+def log(run, **entry):
+    """Writes an entry to log.jsonl, and to wandb as long as that works."""
+    if sys.stdout.failure:
+        entry['not_printed'], sys.stdout.failure = sys.stdout.failure, ''
+    path = run.folder / 'log.jsonl'
+    with optional(path), open(path, 'a') as f:
+        f.write(json.dumps(entry) + '\n')
+    if run.wandb:
+        works, run.wandb = run.wandb, None          # it stays None if this fails
+        with optional('wandb'):
+            works.log(entry, step=entry['step'])
+            run.wandb = works
 
 def draw_curves(run):
     """Draws curves.png: the loss, and beside it the learning rate, the norm of the gradient and the speed."""
@@ -812,15 +798,13 @@ def make_model(folder, vocab, resumed):
     if longer and not resumed and model.config.position == 'rope':
         model.config.block_size = wanted.block_size         # rope's tables can be as long as asked for
         model.tie_and_tabulate()
+    asks = config.source | dict(vocab_size='the data')
     for name, value in asdict(model.config).items():
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
-        if name in config.source and asked != value and not enough:
-            raise UserError(f'{folder} has {name} = {value}, and {config.source[name]} asks for {asked}: leave that '
-                            f'out, or start a new run')
-    if model.config.vocab_size < vocab:
-        raise UserError(f'{folder} knows {model.config.vocab_size} tokens, but the data have {vocab}: prepare the '
-                        f'data with its tokenizer')
+        if name in asks and asked != value and not enough:
+            raise UserError(f'{folder} has {name} = {value}, and {asks[name]} asks for {asked}: change that, or start '
+                            f'a new run')
     return model
 
 def knobs_of_run(model, T, data_folder, source, state):
@@ -911,7 +895,6 @@ def main():
         if state['scaler']:         # {} if there was none
             scaler.load_state_dict(state['scaler'])
     opt.synchronize()           # subtle: different kinds of CPU draw different numbers from one seed
-    combine('MAX', 0)           # once all have read the checkpoint, it may be renamed
     tokens_per_step = batch_size * T
     flops = max_iters * tokens_per_step * model.flops_per_token(T)
     compiled = choose_compile(state['compile'] if compile == 'auto' else compile, place, flops)
@@ -934,7 +917,8 @@ def main():
     state.update(data=data, dtype=type_, compile=compiled)
     if writing:
         start_files(out, state, knobs)
-        run.log = Log(out, state)
+        if wandb_log:
+            start_wandb(run)
 
     # training
     peak = peak_flops(place) * WORLD_SIZE
@@ -950,11 +934,12 @@ def main():
             if step and not state['first_step']:
                 state['first_step'] = state['seconds']
 
-        # evaluate and save
-        if evaluation_due(step, state) and not stop:
-            evaluate_and_save(run, step)
+        # evaluate and save, after every eval_interval steps and after the last one, but never twice
+        last = finished(step, state)
+        if (step % eval_interval == 0 or last) and step != state['evaluated']['step'] and not stop:
+            evaluate_and_save(run, step, last)
             losses = []
-        if stop or finished(step, state):
+        if stop or last:
             break
 
         # a step
@@ -986,8 +971,8 @@ def main():
                 line += f' | {duration(left)} left'
             say(line)
             if writing:
-                run.log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
-                        grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
+                log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
+                    grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
             losses = []
 
     # the end: everything is saved before the whole split is evaluated
@@ -1002,7 +987,7 @@ def main():
     interrupt.signal = -1           # all is saved: from now on, one signal ends the process
     val_loss = evaluate(model, val_data, T)
     if writing:
-        run.log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
+        log(run, step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         show_texts(run, 4, 3 * sample_tokens)
         say(f'\n{describe(val_loss, meta)} over the whole split')
         print_ending(out, meta, time.perf_counter() - started)
