@@ -326,10 +326,6 @@ def schedule_step(step, seconds, first):
     share = (seconds - first) / (max_seconds() - first)
     return max(step, share * (lr_decay_iters or max_iters))
 
-def finished(step, state):
-    """Whether training is over."""
-    return step >= max_iters or state['seconds'] >= max_seconds()
-
 def largest_divisor(n, limit):
     """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
     return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
@@ -935,7 +931,7 @@ def main():
                 state['first_step'] = state['seconds']
 
         # evaluate and save, after every eval_interval steps and after the last one, but never twice
-        last = finished(step, state)
+        last = step >= max_iters or state['seconds'] >= max_seconds()
         if (step % eval_interval == 0 or last) and step != state['evaluated']['step'] and not stop:
             evaluate_and_save(run, step, last)
             losses = []
