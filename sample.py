@@ -142,16 +142,6 @@ def texts_of(steps, tok, stop):
     """The texts that generate's steps make, without their ends."""
     return [tok.decode([id for id in ids if id not in stop]) for ids in zip(*steps)]
 
-def peek(model, tok, start, num_samples, max_new_tokens, seed):
-    """Some texts of a model in training, for a person to look at."""
-    model.eval()
-    stop = [] if tok.eot is None else [tok.eot]
-    prompts = [prompt_ids(tok, start, stop)] * num_samples
-    steps = generate(model, prompts, max_new_tokens, stop, tok.vocab_size, seed, temperature=0.8)
-    texts = texts_of(steps, tok, stop)
-    model.train()
-    return [start + text for text in texts]
-
 # -----------------------------------------------------------------------------
 # The evening's reading ends here. What follows is the command.
 

@@ -42,7 +42,7 @@ from model import (GPT, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile,
                    device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
                    remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
-from sample import peek
+from sample import generate, prompt_ids, texts_of
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, bias1, bias2):
 
 RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentum, sgd)}
 
-def orthogonalize(x, dtype=torch.float32):
+def orthogonalize(x, dtype):
     """
     x (n, a, b) -> n matrices with the same singular vectors, but with singular values of 0.7 to 1.2; only tiny ones
     stay below. Five steps of Muon's Newton-Schulz iteration (kellerjordan.github.io/posts/muon), in dtype.
@@ -474,10 +474,17 @@ def evaluate_and_save(run, step, last):
 
 def show_texts(run, n, length):
     """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
-    opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    if length and run.tok:
-        for text in peek(run.model, run.tok, opening, n, length, seed):
-            say(f'{"-" * 40}\n{text}')
+    model, tok = run.model, run.tok
+    if length == 0 or not tok:
+        return
+    start = sample_start or DATASETS.get(dataset, {}).get('start', '')
+    stop = [] if tok.eot is None else [tok.eot]
+    prompts = [prompt_ids(tok, start, stop)] * n
+    model.eval()
+    steps = generate(model, prompts, length, stop, tok.vocab_size, seed, temperature=0.8)
+    for text in texts_of(steps, tok, stop):
+        say(f'{"-" * 40}\n{start}{text}')
+    model.train()
 
 def save(run, step, last=True):
     """
@@ -673,7 +680,7 @@ def optional(what):
 def start_wandb(run):
     with optional('wandb'):
         import wandb
-        run.wandb = wandb.init(project=wandb_project, name=wandb_run_name or run.folder.name, config=dict(config),
+        run.wandb = wandb.init(project=wandb_project, name=wandb_run_name or run.folder.name, config=config,
                                dir=str(run.folder), id=run.state['wandb_id'] or None, resume='allow')
         run.state['wandb_id'] = run.wandb.id
 
