@@ -508,13 +508,13 @@ def save(run, step, last=True):
 
 def restore(folder, opt, state):
     """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
-    views, found = opt.tensors, load_file(folder / 'training.safetensors')
+    found = load_file(folder / 'training.safetensors')
     before = state['knobs'].get('optimizer', optimizer)
-    if before != optimizer or found.keys() != views.keys():
+    if before != optimizer or found.keys() != opt.tensors.keys():
         raise UserError(f'{folder} was trained with --optimizer={before}, or with other weights frozen: do so again, '
                         f'or start a new run with --init_from={folder}')
     for name, tensor in found.items():
-        views[name].copy_(tensor)
+        opt.tensors[name].copy_(tensor)
     opt.t = state['t']
 
 # -----------------------------------------------------------------------------
@@ -959,7 +959,8 @@ def main():
 
         # a line, with their mean loss
         if step % log_interval == 0 or step in (1, max_iters):
-            [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))      # waits for the device
+            grad_norm = float(grad_norm)        # waits for the device
+            [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))
             check_finite(step, opt, mean_loss)
             step_seconds = (time.perf_counter() - line_began) / len(losses)
             rate = tokens_per_step / step_seconds
@@ -975,7 +976,7 @@ def main():
             say(line)
             if writing:
                 log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
-                    grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
+                    grad_norm=grad_norm, tokens_per_second=rate, mfu=mfu)
             losses = []
 
     # the end: everything is saved before the whole split is evaluated
