@@ -83,8 +83,7 @@ def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, s
     texts = [prompt[-block_size:] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)]
     u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
-    size = min(block_size, max(map(len, texts)) + max_new_tokens)
-    cache = KVCache(model, B, size)
+    cache = KVCache(model, B, min(block_size, max(map(len, texts)) + max_new_tokens))
     step = model if step is None else step
     ended = set()           # the numbers of texts
 

@@ -26,7 +26,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -203,12 +203,11 @@ class Optimizer(torch.optim.Optimizer):
     clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. It is
     an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
     """
-    def __init__(self, model, groups):
+    def __init__(self, model, groups, muon_every=1):
         self.model, self.groups, self.muon_every = model, groups, muon_every
         self.t = 0              # steps taken
         self.rules = dict(RULES, muon=muon)
-        params = dict(model.named_parameters())
-        sizes = [sum(params[name].numel() for name in group.names) for group in groups]
+        sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in groups]
         v_size = sum(size for size, group in zip(sizes, groups) if group.rule != 'muon')
         total = math.ceil(sum(sizes) / 4096) * 4096       # clip views it as 4,096 rows
         device = model.lm_head.weight.device
@@ -220,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in groups:
             start = stop
             for name in group.names:
-                w = params[name]
+                w = model.get_parameter(name)
                 here = slice(stop, stop + w.numel())
                 p, g, m = (x[here].view_as(w) for x in (self.p, self.g, self.m))
                 p.copy_(w.detach())
@@ -290,7 +289,7 @@ class Optimizer(torch.optim.Optimizer):
 
 def make_optimizer(model):
     """The optimizer that the knobs ask for."""
-    return Optimizer(model, make_groups(model))
+    return Optimizer(model, make_groups(model), muon_every)
 
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
@@ -312,9 +311,7 @@ def get_lr(it):
         left = 0.5 * (1 - math.cos(math.pi * (end - it) / (end - warmup_iters)))
     return lowest + left * (learning_rate - lowest)
 
-def max_seconds():
-    """How long training may take."""
-    return 60 * max_minutes or math.inf
+MAX_SECONDS = 60 * max_minutes or math.inf      # of training
 
 def schedule_step(step, seconds, first):
     """
@@ -323,7 +320,7 @@ def schedule_step(step, seconds, first):
     """
     if step <= warmup_iters:
         return step
-    share = (seconds - first) / (max_seconds() - first)
+    share = (seconds - first) / (MAX_SECONDS - first)
     return max(step, share * (lr_decay_iters or max_iters))
 
 def largest_divisor(n, limit):
@@ -756,12 +753,12 @@ def read_state(run, place):
 
 def check_knobs():
     """Raises UserError if a knob's value is not valid."""
-    from_1 = 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'
-    from_0 = 'max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'
-    for least, names in enumerate((from_0, from_1)):
-        for name in names:
-            if config[name] < least:
-                raise UserError(f'{name} = {config[name]}: give {least} or more')
+    for name in ('max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
+        if config[name] < 1:
+            raise UserError(f'{name} = {config[name]}: give 1 or more')
+    for name in ('max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'):
+        if config[name] < 0:
+            raise UserError(f'{name} = {config[name]}: give 0 or more')
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     if lr_decay not in ('linear', 'cosine'):
@@ -802,7 +799,7 @@ def make_model(folder, vocab, resumed):
         model.config.block_size = wanted.block_size         # rope's tables can be as long as asked for
         model.tie_and_tabulate()
     asks = config.source | dict(vocab_size='the data')
-    for name, value in asdict(model.config).items():
+    for name, value in vars(model.config).items():
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
         if name in asks and asked != value and not enough:
@@ -814,9 +811,9 @@ def knobs_of_run(model, T, data_folder, source, state):
     """The knobs for a run's config.py, which start the same run in any folder."""
     knobs = dict(config, block_size=T)
     del knobs['out_dir']
-    wanted = asdict(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
+    wanted = vars(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
     # what is as wanted stays as given: d_ff = 0 still follows n_embd
-    knobs.update(asdict(model.config).items() - wanted.items())
+    knobs.update(vars(model.config).items() - wanted.items())
     if source:
         knobs['dataset'] = data_folder.as_posix()       # whose tokens are those of the source's tokenizer
     else:
@@ -879,7 +876,7 @@ def main():
     model.compute_dtype = getattr(torch, type_)
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
-    # of a checkpoint, its step and when it was saved
+    # a checkpoint is known by its step and the seconds until it was saved
     connect(place, data=data, checkpoint=(state['step'], state['seconds']), **knobs)
     say(f'data    | {meta["source"]}, hash {data}, in {folder}')
     say(f'device  | {place} ({device_name(place)}), processes: {WORLD_SIZE}')
@@ -934,11 +931,11 @@ def main():
         # signals and the clock, which all processes must agree on
         if step % check_every == 0:
             stop, state['seconds'] = combine('MAX', interrupt.signal, time.perf_counter() - began)
-            if step and not state['first_step']:
+            if step <= check_every:
                 state['first_step'] = state['seconds']
 
         # evaluate and save, after every eval_interval steps and after the last one, but never twice
-        last = step >= max_iters or state['seconds'] >= max_seconds()
+        last = step >= max_iters or state['seconds'] >= MAX_SECONDS
         if (step % eval_interval == 0 or last) and step != state['evaluated']['step'] and not stop:
             evaluate_and_save(run, step, last)
             losses = []
@@ -971,7 +968,7 @@ def main():
                 mfu = rate * model.flops_per_token(T) / peak
                 line += f' | mfu {100 * mfu:.1f}%'
             if step > 1:        # the first step may compile
-                left = min((max_iters - step) * step_seconds, max_seconds() - state['seconds'])
+                left = min((max_iters - step) * step_seconds, MAX_SECONDS - state['seconds'])
                 line += f' | {duration(left)} left'
             say(line)
             if writing:
