@@ -2900,7 +2900,7 @@ def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is
     wait_for(ranks[0], '\nstep 3 ')
     # meanwhile nobody else may train there
     refused = refusal(f'{line} --init_from=auto')
-    assert f'another process trains in b (process {ranks[0].pid} on' in refused
+    assert f'another process trains in b (the last to start there: process {ranks[0].pid} on' in refused
     os.kill(ranks[-1].pid, kind)
     assert [status_of(process) for process in ranks] == [128 + kind] * n
     step = Run('b').kept[0]

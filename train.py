@@ -610,9 +610,9 @@ def lock(run):
     try:
         guard.acquire(timeout=0)
     except Timeout:
-        raise UserError(f'another process trains in {run} ({process.read_text()}): wait for it to end, stop it, or '
-                        f'give another --out_dir')
-    process.write_text(f'process {os.getpid()} on {socket.gethostname()}')
+        last = process.read_text() if process.exists() else 'unknown'
+        raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for it to end, '
+                        f'stop it, or give another --out_dir')
     return guard
 
 def read_log(run):
@@ -643,6 +643,7 @@ def start_files(run, state, knobs):
     since, and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
+    write(run / '.process', f'process {os.getpid()} on {socket.gethostname()}')
     for unfinished in run.glob('.step_*.partial'):
         shutil.rmtree(unfinished)
     for later in checkpoints(run):
