@@ -80,41 +80,33 @@ def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, s
     model for one token at a time, from prepare_model. sampling: what next_token_probs takes.
     """
     place, block_size, B = model.lm_head.weight.device, model.config.block_size, len(prompts)
-    texts = [list(prompt)[-block_size:] for prompt in prompts]
+    texts = [prompt[-block_size:] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)]
     u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
-    ends = torch.tensor(stop, dtype=torch.int64, device=place)
-    ended = torch.zeros(B, dtype=torch.bool, device=place)
-    size = min(block_size, max(map(len, texts)) + max_new_tokens)
-    cache = KVCache(model, B, size)
+    cache = KVCache(model, B, min(block_size, max(map(len, texts)) + max_new_tokens))
     step = model if step is None else step
+    ended = set()           # the numbers of texts
 
     for i in range(max_new_tokens):
-        too_long = any(len(text) > block_size for text in texts)
-        if too_long:
-            half = max(block_size // 2, 1)
-            texts = [text[-half:] if len(text) > block_size else text for text in texts]
-        if i == 0 or too_long:
-            logits = read_texts(model, texts, cache)
+        full = [text for text in texts if len(text) > block_size]
+        for text in full:
+            del text[:-max(block_size // 2, 1)]
+        if i == 0 or full:
+            lengths = torch.tensor([len(text) for text in texts], device=place)
+            idx = pad_sequence([torch.tensor(text, device=place) for text in texts], batch_first=True)
+            logits = model(idx, cache=cache, lengths=lengths)
         else:
-            logits = step(new[:, None], cache=cache, decode=True)[:, 0]
-        new = draw(*next_token_probs(logits[:, :vocab_size], **sampling), u[i])
-        ended |= (new[:, None] == ends).any(1)
-        if stop:
-            new = torch.where(ended, stop[0], new)
+            logits = step(new[:, None], cache=cache, decode=True)
+        new = draw(*next_token_probs(logits[:, 0, :vocab_size], **sampling), u[i])
         ids = new.tolist()
+        ended.update(b for b, id in enumerate(ids) if id in stop)
+        for b in ended:
+            ids[b] = stop[0]
         yield ids
-        if stop and set(ids) == {stop[0]}:
+        if len(ended) == B:
             return
         for text, id in zip(texts, ids):
             text.append(id)
-
-def read_texts(model, texts, cache):
-    """The logits (B, V) after each text, with which the cache is filled."""
-    place = cache.lengths.device
-    lengths = torch.tensor([len(text) for text in texts], device=place)
-    idx = pad_sequence([torch.tensor(text, device=place) for text in texts], batch_first=True)
-    return model(idx, cache=cache, lengths=lengths)[:, 0]
 
 def prepare_model(model, place, type_, compiled, rows):
     """
@@ -149,35 +141,17 @@ def texts_of(steps, tok, stop):
     """The texts that generate's steps make, without their ends."""
     return [tok.decode([id for id in ids if id not in stop]) for ids in zip(*steps)]
 
-def peek(model, tok, start, num_samples, max_new_tokens, seed):
-    """Some texts of a model in training, for a person to look at."""
-    model.eval()
-    stop = [] if tok.eot is None else [tok.eot]
-    prompts = [prompt_ids(tok, start, stop)] * num_samples
-    steps = generate(model, prompts, max_new_tokens, stop, tok.vocab_size, seed, temperature=0.8)
-    texts = texts_of(steps, tok, stop)
-    model.train()
-    return [start + text for text in texts]
-
 # -----------------------------------------------------------------------------
 # The evening's reading ends here. What follows is the command.
 
 def find_checkpoint(path):
     """What find_folder finds; for '' the newest checkpoint of the newest run in out/."""
     if not path:
-        newest = max(Path('out').glob('*/step_*'), key=os.path.getmtime, default=None)
-        if newest is None:
+        saved = sorted(Path('out').glob('*/step_*'), key=os.path.getmtime)
+        if not saved:
             raise UserError('there is no run in out/ yet: `python train.py` makes one in about 2 minutes')
-        path = newest.parent
+        path = saved[-1].parent
     return find_folder(path, say)
-
-def read_prompt(start):
-    if not start.startswith('FILE:'):
-        return start
-    try:
-        return Path(start[5:]).read_text(encoding='utf-8')
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f'cannot read the prompt {start[5:]}: {e}; check the path')
 
 def find_stop(folder, tok):
     """The ids that end a text: those of config.json, one or a list, else the tokenizer's; perhaps none."""
@@ -188,13 +162,6 @@ def find_stop(folder, tok):
 
 def say(text):          # to standard error: standard output is the text alone
     print(text, file=sys.stderr)
-
-def check_knobs():
-    """Raises UserError."""
-    if num_samples < 1 or max_new_tokens < 1 or top_k < 0:
-        raise UserError('num_samples and max_new_tokens must be 1 or more, and top_k 0 or more')
-    if not 0 < top_p <= 1 or temperature < 0:
-        raise UserError('top_p must be above 0 and at most 1, temperature 0 or more; try --temperature=0.8 --top_p=0.9')
 
 def print_texts(run, tok, prompt, stop):
     """The first text as it is generated, then the others, and the speed."""
@@ -209,13 +176,15 @@ def print_texts(run, tok, prompt, stop):
     seconds = time.perf_counter() - began
     print(decoder.decode(b'', True))
     for text in texts_of(steps, tok, stop)[1:]:
-        print('-' * 40)
-        print(prompt + text)
+        print(f'{"-" * 40}\n{prompt}{text}')
     count = sum(id not in stop for ids in steps for id in ids)
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
-    check_knobs()
+    if num_samples < 1 or max_new_tokens < 1 or top_k < 0:
+        raise UserError('num_samples and max_new_tokens must be 1 or more, and top_k 0 or more')
+    if not 0 < top_p <= 1 or temperature < 0:
+        raise UserError('top_p must be above 0 and at most 1, temperature 0 or more; try --temperature=0.8 --top_p=0.9')
     folder = find_checkpoint(out_dir)
     place = choose_device(device)
     set_up(place)
@@ -226,13 +195,15 @@ def main():
     stop = find_stop(folder, tok)
     if gguf:
         type_ = choose_dtype('float16' if dtype == 'auto' else dtype, place)
-        try:
-            write_gguf(gguf, model, tok, stop[0] if stop else None, type_)
-        except OSError as e:
-            raise UserError(f'cannot write {gguf} ({e}); give another path')
+        write_gguf(gguf, model, tok, stop[0] if stop else None, type_)
         say(f'wrote {gguf}: {model.num_params():,} parameters, {type_}')
         return
-    prompt = read_prompt(start)
+    prompt = start
+    if start.startswith('FILE:'):
+        try:
+            prompt = Path(start[5:]).read_text(encoding='utf-8')
+        except OSError as e:
+            raise UserError(f'cannot read the prompt {start[5:]}: {e}; check the path')
     ids = prompt_ids(tok, prompt, stop)
     if len(ids) > model.config.block_size:
         say(f'the prompt has {len(ids)} tokens: only the last {model.config.block_size}, the context, are read')

@@ -26,7 +26,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -37,12 +37,12 @@ from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 
 import prepare
-from configurator import Diverged, Output, UserError, as_file, configure, file_sha256, launch, read_json
-from model import (GPT, MANIFEST, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
-                   device_name, family, find_folder, import_config, keep_from, load_model, newest_whole, peak_flops,
+from configurator import Diverged, Output, UserError, as_file, configure, launch, read_json
+from model import (GPT, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
+                   device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
                    remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
-from sample import peek
+from sample import generate, prompt_ids, texts_of
 from tokenizer import load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, bias1, bias2):
 
 RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentum, sgd)}
 
-def orthogonalize(x, dtype=torch.float32):
+def orthogonalize(x, dtype):
     """
     x (n, a, b) -> n matrices with the same singular vectors, but with singular values of 0.7 to 1.2; only tiny ones
     stay below. Five steps of Muon's Newton-Schulz iteration (kellerjordan.github.io/posts/muon), in dtype.
@@ -174,12 +174,14 @@ class Group:
     eps: float = 1e-8
     part: slice = None              # where they lie in the optimizer's vectors
 
-def make_groups(params):
+def make_groups(model):
     """
-    The table of all weights, a row for each group, as the knobs have it. To give a layer or an embedding a rate of its
-    own, give it a row of its own (a model that was loaded may have other sizes than the knobs: count from params).
-    Muon's rows come last, with matrices of the same shape side by side; matrices of a row take turns.
+    The table of all weights that are not frozen, a row for each group, as the knobs have it. To give a layer or an
+    embedding a rate of its own, give it a row of its own (a model that was loaded may have other sizes than the knobs:
+    count from params). Muon's rows come last, with matrices of the same shape side by side; matrices of a row take
+    turns.
     """
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = [name for name in params if params[name].dim() == 2]
     vectors = [name for name in params if name not in matrices]         # norms and biases
     row = partial(Group, rule=optimizer, betas=(beta1, beta2), eps=adam_eps)
@@ -202,56 +204,40 @@ class Optimizer(torch.optim.Optimizer):
     an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
     """
     def __init__(self, model, groups, muon_every=1):
-        params = dict(model.named_parameters())
-        self.groups = groups
-        self.muon_every = muon_every
-        self.shapes = {}
+        self.model, self.groups, self.muon_every = model, groups, muon_every
+        self.t = 0              # steps taken
+        self.rules = dict(RULES, muon=muon)
+        sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in groups]
+        v_size = sum(size for size, group in zip(sizes, groups) if group.rule != 'muon')
+        total = math.ceil(sum(sizes) / 4096) * 4096       # clip views it as 4,096 rows
+        device = model.lm_head.weight.device
+        self.p, self.g, self.m = torch.zeros(3, total, device=device)
+        self.v = torch.zeros(v_size, device=device)
+        self.tensors = {}       # what a checkpoint has to hold, besides t: m.<name> and v.<name> of each weight
+
         stop = 0
-        for group in self.groups:
+        for group in groups:
             start = stop
             for name in group.names:
-                self.shapes[name] = params[name].shape
-                stop += params[name].numel()
+                w = model.get_parameter(name)
+                here = slice(stop, stop + w.numel())
+                p, g, m = (x[here].view_as(w) for x in (self.p, self.g, self.m))
+                p.copy_(w.detach())
+                w.data, w.grad = p, g
+                self.tensors[f'm.{name}'] = m
+                if group.rule != 'muon':
+                    self.tensors[f'v.{name}'] = self.v[here].view_as(w)
+                stop = here.stop
             group.part = slice(start, stop)
-        v_stop = max(group.part.stop for group in self.groups if group.rule != 'muon')
 
-        device = model.lm_head.weight.device
-        total = math.ceil(stop / 4096) * 4096       # clip views it as 4,096 rows
-        self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(v_stop, device=device)
-        grads = self.views(self.g)
-        for name, p in self.views(self.p).items():
-            p.copy_(params[name].detach())
-            params[name].data, params[name].grad = p, grads[name]
-
-        self.model = model
-        self.rules, self.muon = dict(RULES), muon
-        self.t = 0              # steps taken
-        # tensors, because a compiled rule would be compiled again for every new number
-        self.lr, self.bias1, self.bias2 = torch.zeros(3, device=device)
         # not compiled, a CPU takes pieces that fit its cache
         self.piece = 1 << 16 if device.type == 'cpu' else total
         self.p.grad = self.g
         super().__init__([self.p], {})
 
-    def views(self, vector, prefix=''):
-        """{prefix + name: its part of a vector, in its shape}. v ends before the matrices of muon, which need none."""
-        found, start = {}, 0
-        for name, shape in self.shapes.items():
-            stop = start + shape.numel()
-            if stop <= len(vector):
-                found[prefix + name] = vector[start:stop].view(shape)
-            start = stop
-        return found
-
-    def tensors(self):
-        """What a checkpoint has to hold, besides t: {'m.<name>': the m of that tensor, 'v.<name>': its v, ...}"""
-        return self.views(self.m, 'm.') | self.views(self.v, 'v.')
-
     def compile(self):
         # rule by rule: a step as one graph takes twice as long, and each of muon's turns would need a graph of its own
-        self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in RULES.items()}
-        self.muon = torch.compile(muon, dynamic=False)
+        self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in self.rules.items()}
         torch._dynamo.config.cache_size_limit = 64      # one for each shape of matrix; 8, the default, are too few
         self.piece = len(self.p)
 
@@ -272,42 +258,38 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, lr):
         self.t += 1
-        self.lr.fill_(lr)
         for group in self.groups:
-            if group.rule == 'muon':
-                self.move_in_turns(group)
-            else:
-                self.move(group)
+            move = self.move_in_turns if group.rule == 'muon' else self.move
+            move(group, self.on_device(lr) * group.lr_scale)
 
-    def move(self, group):
-        lr = self.lr * group.lr_scale
-        beta1, beta2 = group.betas
-        self.bias1.fill_(1 - beta1 ** self.t)
-        self.bias2.fill_(1 - beta2 ** self.t)
+    def on_device(self, number):
+        """A number as a tensor, because a compiled rule would be compiled again for every new number."""
+        return self.p.new_full((), number)
+
+    def move(self, group, lr):
+        biases = [self.on_device(1 - beta ** self.t) for beta in group.betas]
         pieces = [x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
         for p, g, m, v in zip(*pieces):
-            self.rules[group.rule](p, g, lr, group.decay, m, v, beta1, beta2, group.eps, self.bias1, self.bias2)
+            self.rules[group.rule](p, g, lr, group.decay, m, v, *group.betas, group.eps, *biases)
 
-    def move_in_turns(self, group):
+    def move_in_turns(self, group, lr):
         """
         Matrices of the same shape take turns: each moves once in muon_every steps, but that many times as far. With 4,
         a step of config/lab_tricks.py takes a tenth less time, and 300 of them end at a loss 0.004 higher.
         """
-        lr = self.lr * group.lr_scale * self.muon_every
         turn = self.t % self.muon_every
         self.m[group.part].lerp_(self.g[group.part], 0.05)
         start = group.part.start
-        for shape, n in Counter(self.shapes[name] for name in group.names).items():
+        for shape, n in Counter(self.model.get_parameter(name).shape for name in group.names).items():
             stop = start + n * shape.numel()
             p, g, m = (x[start:stop].view(n, *shape)[turn::self.muon_every] for x in (self.p, self.g, self.m))
             if len(p):
-                self.muon(p, g, m, lr, group.decay, self.model.compute_dtype)
+                self.rules['muon'](p, g, m, lr * self.muon_every, group.decay, self.model.compute_dtype)
             start = stop
 
 def make_optimizer(model):
-    """The optimizer that the knobs ask for, of all weights that are not frozen."""
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return Optimizer(model, make_groups(params), muon_every)
+    """The optimizer that the knobs ask for."""
+    return Optimizer(model, make_groups(model), muon_every)
 
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
@@ -329,9 +311,7 @@ def get_lr(it):
         left = 0.5 * (1 - math.cos(math.pi * (end - it) / (end - warmup_iters)))
     return lowest + left * (learning_rate - lowest)
 
-def max_seconds():
-    """How long training may take."""
-    return 60 * max_minutes or math.inf
+MAX_SECONDS = 60 * max_minutes or math.inf      # of training
 
 def schedule_step(step, seconds, first):
     """
@@ -340,21 +320,8 @@ def schedule_step(step, seconds, first):
     """
     if step <= warmup_iters:
         return step
-    share = (seconds - first) / max(max_seconds() - first, 1)
+    share = (seconds - first) / (MAX_SECONDS - first)
     return max(step, share * (lr_decay_iters or max_iters))
-
-def finished(step, state):
-    """Whether training is over."""
-    return step >= max_iters or state['seconds'] >= max_seconds()
-
-def evaluation_due(step, state):
-    """Whether to evaluate now: after every eval_interval steps and after the last one, but never twice."""
-    due = step % eval_interval == 0 or finished(step, state)
-    return due and step != state['evaluated']['step']
-
-def seconds_left(step, step_seconds, state):
-    """An estimate of the seconds until training is over."""
-    return min((max_iters - step) * step_seconds, max_seconds() - state['seconds'])
 
 def largest_divisor(n, limit):
     """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
@@ -362,7 +329,7 @@ def largest_divisor(n, limit):
 
 def divide_batch(T, place):
     """-> micro_batch_size, or what a 0 stands for. Raises UserError if the batch does not divide evenly."""
-    if batch_size < 1 or batch_size % WORLD_SIZE:
+    if batch_size % WORLD_SIZE:
         near = max(batch_size // WORLD_SIZE, 1) * WORLD_SIZE
         raise UserError(f'batch_size = {batch_size} does not divide among {WORLD_SIZE} processes: take {near} or '
                         f'{near + WORLD_SIZE}')
@@ -411,7 +378,7 @@ def make_scaler(place, type_):
     return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens):
+def evaluate(model, data, T, max_tokens=0):
     """
     Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T. Any number of
     processes gets the same result.
@@ -423,17 +390,16 @@ def evaluate(model, data, T, max_tokens):
     batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
     if n % T:           # the last, shorter sequence
         batches.append([n - n % T])
-    total, count = 0.0, 0
+    total = 0.0
     for batch in batches[RANK::WORLD_SIZE]:
         x, y = data.batch(batch, min(T, n - batch[0]), str(model.lm_head.weight.device))
         total += float(model(x, y)) * y.numel()
-        count += y.numel()
     model.train()
-    total, count = combine('SUM', total, count)
-    return total / count
+    [total] = combine('SUM', total)
+    return total / n
 
 def combine(op, *numbers):
-    """The sum ('SUM') or the largest ('MAX') of each number over all processes."""
+    """The sum ('SUM'), the largest ('MAX') or the smallest ('MIN') of each number over all processes."""
     if WORLD_SIZE == 1:
         return list(numbers)
     place = 'cuda' if dist.get_backend() == 'nccl' else 'cpu'
@@ -475,24 +441,26 @@ class Run:
     tok_path: Path
     T: int                  # tokens in a sequence
     kept: tuple             # of the folder the run began from: see keep_from
-    log: 'Log' = None       # only in the process that writes
+    wandb: object = None    # its run, as long as it works
     drawn: float = -math.inf        # when the picture was last drawn
 
-def evaluate_and_save(run, step):
-    """Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample."""
-    model, opt, state = run.model, run.opt, run.state
+def evaluate_and_save(run, step, last):
+    """
+    Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample. last: whether
+    training is over.
+    """
+    opt, state = run.opt, run.state
     opt.synchronize()           # another card may have used another kernel and drifted by an ulp
-    val_loss = evaluate(model, run.val_data, run.T, eval_tokens)
+    val_loss = evaluate(run.model, run.val_data, run.T, eval_tokens)
     check_finite(step, opt, val_loss)
     entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
                  val_bpb=bits_per_byte(val_loss, run.meta))
     state['evaluated'] = entry
     state['best'] = min(state['best'], entry, key=lambda entry: entry['val_loss'])
     say(f'step {step} | {describe(val_loss, run.meta)}')
-    if not run.log:
+    if RANK:
         return
-    run.log(**entry)
-    last = finished(step, state)
+    log(run, **entry)
     save(run, step, last)
     if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
         run.drawn = time.monotonic()
@@ -503,10 +471,17 @@ def evaluate_and_save(run, step):
 
 def show_texts(run, n, length):
     """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
-    opening = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    if length and run.tok:
-        for text in peek(run.model, run.tok, opening, n, length, seed):
-            say('-' * 40 + '\n' + text)
+    model, tok = run.model, run.tok
+    if length == 0 or not tok:
+        return
+    start = sample_start or DATASETS.get(dataset, {}).get('start', '')
+    stop = [] if tok.eot is None else [tok.eot]
+    prompts = [prompt_ids(tok, start, stop)] * n
+    model.eval()
+    steps = generate(model, prompts, length, stop, tok.vocab_size, seed, temperature=0.8)
+    for text in texts_of(steps, tok, stop):
+        say(f'{"-" * 40}\n{start}{text}')
+    model.train()
 
 def save(run, step, last=True):
     """
@@ -517,7 +492,7 @@ def save(run, step, last=True):
     if not folder.exists():
         state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
         try:
-            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors(),
+            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors,
                             model_card(run, step), run.kept)
         except UserError as e:
             if last:
@@ -530,13 +505,13 @@ def save(run, step, last=True):
 
 def restore(folder, opt, state):
     """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
-    views, found = opt.tensors(), load_file(folder / 'training.safetensors')
+    found = load_file(folder / 'training.safetensors')
     before = state['knobs'].get('optimizer', optimizer)
-    if before != optimizer or found.keys() != views.keys():
+    if before != optimizer or found.keys() != opt.tensors.keys():
         raise UserError(f'{folder} was trained with --optimizer={before}, or with other weights frozen: do so again, '
                         f'or start a new run with --init_from={folder}')
     for name, tensor in found.items():
-        views[name].copy_(tensor)
+        opt.tensors[name].copy_(tensor)
     opt.t = state['t']
 
 # -----------------------------------------------------------------------------
@@ -549,38 +524,22 @@ def fit_micro_batch(model, opt, data, T, place, micro):
     if WORLD_SIZE > 1:
         dist.all_reduce(opt.g)          # so that NCCL allocates its buffers now
     while True:
-        too_large = 0
+        free, total = 0, 1
         try:
             model(*data.batch([0] * micro, T, place)).backward()
             torch.empty(3 * len(opt.p), device=place)           # what AdamW needs when it is not compiled
             free, total = torch.cuda.mem_get_info(place)
-            too_large = int(free < 0.02 * total)
         except RuntimeError as e:       # from torch, Triton or cuBLAS
             if not re.search('out of memory|ALLOC_FAILED', str(e)):
                 raise
-            too_large = 1
         torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory alive
-        if combine('MAX', too_large) == [0]:
+        [left] = combine('MIN', free / total)
+        if left > 0.02:
             return micro
         if micro == 1 or micro_batch_size:
             raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
                             f'which trains the same, or, if it is 1, a smaller --block_size or model')
         micro = largest_divisor(micro, micro // 2)
-
-def compile_and_fit(model, opt, data, T, place, before):
-    """
-    -> the model, compiled or not; whether it is compiled; how many sequences go through it at once. before:
-    whether a resumed run was compiled, or 'auto' if that is still open.
-    """
-    flops = max_iters * batch_size * T * model.flops_per_token(T)
-    compiled = choose_compile(before if compile == 'auto' else compile, place, flops)
-    fast = torch.compile(model, dynamic=False) if compiled else model
-    if compiled:
-        opt.compile()
-    micro = divide_batch(T, place)
-    if 'cuda' in place:
-        micro = fit_micro_batch(fast, opt, data, T, place, micro)
-    return fast, compiled, micro
 
 # -----------------------------------------------------------------------------
 # signals, and several processes
@@ -590,10 +549,9 @@ class Interrupt:
     signal, heard = 0, 0.0          # which one came, and when
 
     def listen(self):
-        for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1'):
-            number = getattr(signal, name, None)        # Windows lacks two
-            if number and signal.getsignal(number) != signal.SIG_IGN:       # nohup ignores SIGHUP
-                signal.signal(number, self.hear)
+        for kind in signal.Signals:         # Windows lacks two of these; nohup ignores SIGHUP
+            if kind.name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1') and signal.getsignal(kind) != signal.SIG_IGN:
+                signal.signal(kind, self.hear)
 
     def hear(self, number, frame):
         if not self.signal:
@@ -602,10 +560,10 @@ class Interrupt:
             sys.exit(128 + number)
 
 # knobs that may differ from node to node, as long as they lead to the same data and checkpoints
-OWN_KNOBS = ('dataset', 'tokenizer', 'workers', 'init_from', 'device', 'wandb_log', 'wandb_project', 'wandb_run_name')
+OWN_KNOBS = 'dataset', 'tokenizer', 'workers', 'init_from', 'device'
 
 def connect(place, **shared):
-    """Joins the other processes, if there are any. Raises UserError unless `shared` is the same in all of them."""
+    """Joins the other processes, if there are any. Raises UserError unless all have the same, but for OWN_KNOBS."""
     if WORLD_SIZE == 1:
         return
     backend = 'nccl' if 'cuda' in place else 'gloo'
@@ -614,11 +572,11 @@ def connect(place, **shared):
     atexit.register(time.sleep, 0.1)
     everyones = [None] * WORLD_SIZE
     dist.all_gather_object(everyones, shared)
-    differ = [name for name in shared if any(theirs[name] != shared[name] for theirs in everyones)]
-    if differ:
-        here = ', '.join(f'{name} = {shared[name]!r}' for name in differ)
-        raise UserError(f'the processes do not have the same {" and ".join(differ)} (here {here}): start all of them '
-                        f'with the same command, data and run folder')
+    for name, here in shared.items():
+        there = {theirs[name] for theirs in everyones} - {here}
+        if there and name not in OWN_KNOBS:
+            raise UserError(f'the processes do not have the same {name} (here {here!r}, elsewhere {there}): start all '
+                            f'of them with the same command, data and run folder')
 
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
@@ -628,22 +586,20 @@ def base_model(init_from):
     name = init_from.removeprefix('auto:')
     return '' if name in ('scratch', 'resume', 'auto') else name
 
-def may_resume():
-    return init_from.split(':')[0] in ('resume', 'auto')
-
 def choose_out_dir():
     """out_dir, or the first free out/<dataset>; to resume, the latest one that holds a checkpoint. Raises UserError."""
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
         folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
     saved = [run for run in folders if checkpoints(run)]
-    if may_resume() and saved:
-        return max(saved, key=lambda run: run.stat().st_mtime)
+    may_resume = init_from.split(':')[0] in ('resume', 'auto')
+    if may_resume and saved:
+        return max(saved, key=os.path.getmtime)
     if init_from == 'resume':
         raise UserError(f'there is no checkpoint in {folders[0]} to resume; `ls out` shows the runs')
     for run in folders:
         # a run that has saved nothing yet may be somebody else's: only --out_dir and auto take it
-        if run not in saved and (out_dir or may_resume() or not (run / 'config.py').exists()):
+        if run not in saved and (out_dir or may_resume or not (run / 'config.py').exists()):
             return run
     raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
@@ -654,20 +610,20 @@ def lock(run):
     try:
         guard.acquire(timeout=0)
     except Timeout:
-        raise UserError(f'another process trains in {run} ({process.read_text()}): wait for it to end, stop it, or '
-                        f'give another --out_dir')
-    process.write_text(f'process {os.getpid()} on {socket.gethostname()}')
+        last = process.read_text() if process.exists() else 'unknown'
+        raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for it to end, '
+                        f'stop it, or give another --out_dir')
     return guard
 
 def read_log(run):
     """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
-    path, entries = run / 'log.jsonl', []
-    lines = path.read_text(errors='replace').splitlines() if path.exists() else []
-    for line in lines:
-        with suppress(ValueError):
-            match json.loads(line):
-                case {'step': int()} as entry:
-                    entries.append(entry)
+    entries = []
+    with suppress(FileNotFoundError), open(run / 'log.jsonl', errors='replace') as lines:
+        for line in lines:
+            with suppress(ValueError):
+                match json.loads(line):
+                    case {'step': int()} as entry:
+                        entries.append(entry)
     return entries
 
 def points(entries, name):
@@ -687,6 +643,7 @@ def start_files(run, state, knobs):
     since, and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
+    write(run / '.process', f'process {os.getpid()} on {socket.gethostname()}')
     for unfinished in run.glob('.step_*.partial'):
         shutil.rmtree(unfinished)
     for later in checkpoints(run):
@@ -694,11 +651,11 @@ def start_files(run, state, knobs):
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
-    before = state['knobs']
-    changed = [name for name in knobs if before.get(name, knobs[name]) != knobs[name]]
-    for name in changed:
-        say(f'since step {step}: {name} {before[name]!r} -> {knobs[name]!r}')
-    if changed:
+    before = knobs | state['knobs']
+    for name, value in knobs.items():
+        if before[name] != value:
+            say(f'since step {step}: {name} {before[name]!r} -> {value!r}')
+    if before != knobs:
         write(run / f'config_until_{step:08d}.py', as_file(before))
     write(run / 'config.py', CONFIG_HEAD + as_file(knobs))
     state['knobs'] = knobs
@@ -718,27 +675,25 @@ def optional(what):
     except Exception as e:
         say(f'{what} failed ({type(e).__name__}: {e}); training goes on without it')
 
-class Log:
-    """Writes entries to log.jsonl, and to wandb as long as that works."""
-    def __init__(self, run, state):
-        self.path, self.wandb = run / 'log.jsonl', None
-        if wandb_log:
-            with optional('wandb'):
-                import wandb
-                self.wandb = wandb.init(project=wandb_project, name=wandb_run_name or run.name, config=dict(config),
-                                        dir=str(run), id=state['wandb_id'] or None, resume='allow')
-                state['wandb_id'] = self.wandb.id
+def start_wandb(run):
+    with optional('wandb'):
+        import wandb
+        run.wandb = wandb.init(project=wandb_project, name=wandb_run_name or run.folder.name, config=config,
+                               dir=str(run.folder), id=run.state['wandb_id'] or None, resume='allow')
+        run.state['wandb_id'] = run.wandb.id
 
-    def __call__(self, **entry):
-        if getattr(sys.stdout, 'failure', ''):
-            entry['not_printed'], sys.stdout.failure = sys.stdout.failure, ''
-        with optional(self.path), open(self.path, 'a') as f:
-            f.write(json.dumps(entry) + '\n')
-        if self.wandb:
-            works, self.wandb = self.wandb, None        # it stays None if this fails
-            with optional('wandb'):
-                works.log(entry, step=entry['step'])
-                self.wandb = works
+def log(run, **entry):
+    """Writes an entry to log.jsonl, and to wandb as long as that works."""
+    if sys.stdout.failure:
+        entry['not_printed'], sys.stdout.failure = sys.stdout.failure, ''
+    path = run.folder / 'log.jsonl'
+    with optional(path), open(path, 'a') as f:
+        f.write(json.dumps(entry) + '\n')
+    if run.wandb:
+        works, run.wandb = run.wandb, None          # it stays None if this fails
+        with optional('wandb'):
+            works.log(entry, step=entry['step'])
+            run.wandb = works
 
 def draw_curves(run):
     """Draws curves.png: the loss, and beside it the learning rate, the norm of the gradient and the speed."""
@@ -760,7 +715,7 @@ def model_card(run, step):
     model, meta, state = run.model, run.meta, run.state
     best = state['best']
     place = str(model.lm_head.weight.device)
-    base = base_model(state['knobs'].get('init_from', 'scratch'))
+    base = base_model(state['knobs']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
     command = re.sub(r"(?<=[ ='])/\S*/", '', shlex.join(['train.py', *sys.argv[1:]]))      # without folders
     evaluated = f'At step {best["step"]:,}: {describe(best["val_loss"], meta)}.' if best['step'] else 'Not evaluated.'
@@ -789,7 +744,7 @@ def read_state(run, place):
     if not checkpoints(run):
         return None, dict(NEW_STATE, device=kind)
     folder = newest_whole(run, say)
-    state = {**NEW_STATE, **read_json(folder / 'training.json')}
+    state = NEW_STATE | read_json(folder / 'training.json')
     if state['device'] != kind:
         state.update(device=kind, dtype='auto', compile='auto')
     return folder, state
@@ -799,7 +754,7 @@ def read_state(run, place):
 
 def check_knobs():
     """Raises UserError if a knob's value is not valid."""
-    for name in ('max_iters', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
+    for name in ('max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
         if config[name] < 1:
             raise UserError(f'{name} = {config[name]}: give 1 or more')
     for name in ('max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'):
@@ -814,7 +769,7 @@ def check_knobs():
 def model_config(knobs=config, **others):
     """The GPTConfig that knobs ask for. Raises UserError."""
     fields = {name: knobs[name] for name in GPTConfig.__dataclass_fields__}
-    return GPTConfig(**{**fields, **others})
+    return GPTConfig(**(fields | others))
 
 def open_data(source):
     """
@@ -844,25 +799,22 @@ def make_model(folder, vocab, resumed):
     if longer and not resumed and model.config.position == 'rope':
         model.config.block_size = wanted.block_size         # rope's tables can be as long as asked for
         model.tie_and_tabulate()
-    for name, value in asdict(model.config).items():
+    asks = config.source | dict(vocab_size='the data')
+    for name, value in vars(model.config).items():
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
-        if name in config.source and asked != value and not enough:
-            raise UserError(f'{folder} has {name} = {value}, and {config.source[name]} asks for {asked}: leave that '
-                            f'out, or start a new run')
-    if model.config.vocab_size < vocab:
-        raise UserError(f'{folder} knows {model.config.vocab_size} tokens, but the data have {vocab}: prepare the '
-                        f'data with its tokenizer')
+        if name in asks and asked != value and not enough:
+            raise UserError(f'{folder} has {name} = {value}, and {asks[name]} asks for {asked}: change that, or start '
+                            f'a new run')
     return model
 
 def knobs_of_run(model, T, data_folder, source, state):
     """The knobs for a run's config.py, which start the same run in any folder."""
     knobs = dict(config, block_size=T)
     del knobs['out_dir']
-    wanted = asdict(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
-    for name, value in asdict(model.config).items():
-        if value != wanted[name]:       # else it stays as given: d_ff = 0 still follows n_embd
-            knobs[name] = value
+    wanted = vars(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
+    # what is as wanted stays as given: d_ff = 0 still follows n_embd
+    knobs.update(vars(model.config).items() - wanted.items())
     if source:
         knobs['dataset'] = data_folder.as_posix()       # whose tokens are those of the source's tokenizer
     else:
@@ -873,16 +825,6 @@ def describe(loss, meta):
     """describe(1.5, meta) -> 'validation loss 1.5000 | 0.567 bits per byte'"""
     bpb = bits_per_byte(loss, meta)
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
-
-def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
-    """The printed line of a step. The first step may compile, so its line does not estimate the time left."""
-    line = f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f} | {1e3 * step_seconds:.1f} ms'
-    line += f' | {tokens_per_second:,.0f} tok/s'
-    if mfu:
-        line += f' | mfu {100 * mfu:.1f}%'
-    if step > 1:
-        line += f' | {duration(left)} left'
-    return line
 
 def duration(seconds):
     """duration(4000) -> '67 min'"""
@@ -916,8 +858,6 @@ def main():
     out = choose_out_dir()          # looks at the disk, so it comes before anything is written
     base = base_model(init_from)
     source = find_folder(base) if base else None
-    if source:
-        import_config(source)       # raises before any text is read
     resumed, state = read_state(out, place)
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
     divide_batch(config['block_size'], place)       # raises if it does not divide
@@ -937,15 +877,15 @@ def main():
     model.compute_dtype = getattr(torch, type_)
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
-    connect(place, checkpoint=file_sha256(resumed / MANIFEST) if resumed else '', data=data,
-            tokenizer=meta.get('tokenizer_sha256'), **{name: x for name, x in knobs.items() if name not in OWN_KNOBS})
+    # a checkpoint is known by its step and the seconds until it was saved
+    connect(place, data=data, checkpoint=(state['step'], state['seconds']), **knobs)
     say(f'data    | {meta["source"]}, hash {data}, in {folder}')
     say(f'device  | {place} ({device_name(place)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if family(model.config) == 'gpt_ablation':
         say('        | transformers has no class for this kind of model: its checkpoints open here alone')
     if eval_only:
-        say(f'{describe(evaluate(model, val_data, T, 0), meta)} over the whole split')
+        say(f'{describe(evaluate(model, val_data, T), meta)} over the whole split')
         return
 
     # the optimizer, and how much goes through the model at once
@@ -956,9 +896,17 @@ def main():
         if state['scaler']:         # {} if there was none
             scaler.load_state_dict(state['scaler'])
     opt.synchronize()           # subtle: different kinds of CPU draw different numbers from one seed
-    combine('MAX', 0)           # once all have read the checkpoint, it may be renamed
-    fast, compiled, micro = compile_and_fit(model, opt, train_data, T, place, state['compile'])
-    tokens_per_step, grad_accum = batch_size * T, batch_size // WORLD_SIZE // micro
+    tokens_per_step = batch_size * T
+    flops = max_iters * tokens_per_step * model.flops_per_token(T)
+    compiled = choose_compile(state['compile'] if compile == 'auto' else compile, place, flops)
+    fast = model
+    if compiled:
+        fast = torch.compile(model, dynamic=False)
+        opt.compile()
+    micro = divide_batch(T, place)
+    if 'cuda' in place:
+        micro = fit_micro_batch(fast, opt, train_data, T, place, micro)
+    grad_accum = batch_size // WORLD_SIZE // micro
     epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
     say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
@@ -970,7 +918,8 @@ def main():
     state.update(data=data, dtype=type_, compile=compiled)
     if writing:
         start_files(out, state, knobs)
-        run.log = Log(out, state)
+        if wandb_log:
+            start_wandb(run)
 
     # training
     peak = peak_flops(place) * WORLD_SIZE
@@ -978,45 +927,55 @@ def main():
     check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # at each check GPUs wait for the host
     began = time.perf_counter() - state['seconds']
     step = state['step']
-    line_step = None        # the next line covers the steps after this one; None: after the current one
+    losses = []         # of the steps since the last line or evaluation
     while True:
         # signals and the clock, which all processes must agree on
         if step % check_every == 0:
             stop, state['seconds'] = combine('MAX', interrupt.signal, time.perf_counter() - began)
-            if step and not state['first_step']:
+            if step <= check_every:
                 state['first_step'] = state['seconds']
 
-        # evaluate and save
-        if evaluation_due(step, state) and not stop:
-            evaluate_and_save(run, step)
-            line_step = None
-        if stop or finished(step, state):
+        # evaluate and save, after every eval_interval steps and after the last one, but never twice
+        last = step >= max_iters or state['seconds'] >= MAX_SECONDS
+        if (step % eval_interval == 0 or last) and step != state['evaluated']['step'] and not stop:
+            evaluate_and_save(run, step, last)
+            losses = []
+        if stop or last:
             break
 
         # a step
-        if line_step is None:
-            line_time, line_step, loss_sum = time.perf_counter(), step, torch.zeros((), device=place)
+        if not losses:
+            line_began = time.perf_counter()
         step += 1
         lr = get_lr(schedule_step(step, state['seconds'], state['first_step']))
         batches = micro_batches(train_data, state['sequences'], step, T, micro, place)
         loss, grad_norm = training_step(fast, opt, scaler, batches, grad_accum, lr)
-        loss_sum += loss
+        losses.append(loss)
         state['sequences'] += batch_size
         if step == state['step'] + 1:           # before that there is nothing to save
             interrupt.listen()
 
-        # a line, with the mean loss since the last line or evaluation
+        # a line, with their mean loss
         if step % log_interval == 0 or step in (1, max_iters):
-            [mean_loss] = combine('SUM', float(loss_sum) / (step - line_step))      # waits for the device
+            grad_norm = float(grad_norm)        # waits for the device
+            [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))
             check_finite(step, opt, mean_loss)
-            step_seconds = (time.perf_counter() - line_time) / (step - line_step)
-            rate, left = tokens_per_step / step_seconds, seconds_left(step, step_seconds, state)
-            mfu = rate * model.flops_per_token(T) / peak if peak else None
-            entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate, mfu=mfu)
-            say(progress(step, step_seconds, left, **entry))
+            step_seconds = (time.perf_counter() - line_began) / len(losses)
+            rate = tokens_per_step / step_seconds
+            line = f'step {step} | loss {mean_loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f}'
+            line += f' | {1e3 * step_seconds:.1f} ms | {rate:,.0f} tok/s'
+            mfu = None
+            if peak:
+                mfu = rate * model.flops_per_token(T) / peak
+                line += f' | mfu {100 * mfu:.1f}%'
+            if step > 1:        # the first step may compile
+                left = min((max_iters - step) * step_seconds, MAX_SECONDS - state['seconds'])
+                line += f' | {duration(left)} left'
+            say(line)
             if writing:
-                run.log(step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
-            line_step = None
+                log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
+                    grad_norm=grad_norm, tokens_per_second=rate, mfu=mfu)
+            losses = []
 
     # the end: everything is saved before the whole split is evaluated
     [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
@@ -1028,12 +987,11 @@ def main():
         say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.signal = -1           # all is saved: from now on, one signal ends the process
-    val_loss = evaluate(run.model, val_data, T, 0)
+    val_loss = evaluate(model, val_data, T)
     if writing:
-        run.log(step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
+        log(run, step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
         show_texts(run, 4, 3 * sample_tokens)
-    say(f'\n{describe(val_loss, meta)} over the whole split')
-    if writing:
+        say(f'\n{describe(val_loss, meta)} over the whole split')
         print_ending(out, meta, time.perf_counter() - started)
 
 if __name__ == '__main__':
