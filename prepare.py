@@ -151,8 +151,8 @@ def fetch(files, known):
         try:
             if 'repo' in known:
                 from huggingface_hub import hf_hub_download
-                name = path.relative_to(DOWNLOADS).as_posix()
-                hf_hub_download(known['repo'], name, repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
+                hf_hub_download(known['repo'], path.relative_to(DOWNLOADS).as_posix(),
+                                repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
             else:
                 from torch.hub import download_url_to_file
                 download_url_to_file(known['url'], path, known['sha256'])
@@ -206,10 +206,10 @@ def read_file(path, separator, alone):
         else:
             yield from cut_text(file, path, separator)
             return
-        for i, row in enumerate(rows, 1):
+        for row in rows:
             if text_field not in row:
-                raise UserError(f'{path}, row {i} has no {text_field}, and its fields are {", ".join(row)}: give '
-                                f'--text_field, or leave the row out')
+                raise UserError(f'{path}: a row has no {text_field!r}, and its fields are {", ".join(row)}: give '
+                                f'--text_field, or leave such rows out')
             yield (row[text_field] or '').encode()
 
 def cut_text(file, path, separator):
@@ -336,7 +336,7 @@ def known_text(tok, ids):
 # -----------------------------------------------------------------------------
 # a data folder: written under another name, and renamed when it is complete and on the disk
 
-def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
+def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     """
     The data folder of a data set, prepared if it is missing; or dataset itself, if it is a data folder. If several
     processes want it, one prepares it and the others wait. The text is not needed afterwards. Raises UserError if it
@@ -348,19 +348,18 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     check_knobs(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
-    own, texts = dataset not in DATASETS, files + val_files
-    written = sum(path.stat().st_mtime_ns for path in texts if own)
+    texts = files + val_files
+    written = sum(path.stat().st_mtime_ns for path in texts if dataset not in DATASETS)      # those never change
     gone = not files or val_dataset and not val_files
     if not folder.exists():
         if gone:
-            raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with files, or one of '
-                            f'{", ".join(DATASETS)}')
+            raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with '
+                            f'files, or one of {", ".join(DATASETS)}')
         DOWNLOADS.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
                 fetch(texts, DATASETS.get(dataset, {}))
-                if own:
-                    settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, texts)))
+                settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, texts)))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
     meta = read_meta(folder)
