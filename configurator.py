@@ -94,12 +94,9 @@ def read_json(path):
     """The object in a JSON file, as a dict. Raises UserError."""
     try:
         with open(path, encoding='utf-8') as f:
-            data = json.load(f)
-    except (OSError, ValueError) as e:
+            return {**json.load(f)}
+    except (OSError, ValueError, TypeError) as e:       # a TypeError if it is a list, say
         raise UserError(f'cannot read {path} ({e}); check the path, or make it again')
-    if not isinstance(data, dict):
-        raise UserError(f'{path} does not hold a JSON object; make it again')
-    return data
 
 def file_sha256(path):
     digest = hashlib.sha256()

@@ -130,8 +130,8 @@ def own_files(path):
     found = [Path(path, name) for name in glob('**', root_dir=path, recursive=True)]        # without hidden ones
     found = sorted(filter(Path.is_file, found))
     tables = [file for file in found if {'.parquet', '.jsonl'} & {*file.suffixes}]
-    val = [file for file in tables if re.match('val(id|idation)?(?![a-z])', file.name)]
-    train = [file for file in tables if file not in val and not re.match('test(?![a-z])', file.name)]
+    val = [file for file in tables if re.match('(val|valid|validation)(?![a-z])', file.name)]
+    train = [file for file in tables if not re.match('(val|valid|validation|test)(?![a-z])', file.name)]
     return (train, val) if train else (tables or found, [])
 
 def is_text(path):
@@ -313,8 +313,7 @@ def make_tokenizer(kind, vocab_size, batches):
         most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
         return WordTokenizer(most_frequent[:vocab_size - 2])    # the two others are <unk> and the end of a document
     counts = add_counts(in_parallel(WordCounter(pattern), train), pattern)
-    vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
-    return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
+    return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
 def encode_batch(tok, batch):
     """A batch -> its split, its ids, and counts for meta.json; unknown_bytes are the bytes of words that tok lacks."""
@@ -355,10 +354,10 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
         if gone:
             raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with '
                             f'files, or one of {", ".join(DATASETS)}')
-        DOWNLOADS.mkdir(parents=True, exist_ok=True)
+        os.makedirs(DOWNLOADS, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
-                fetch(texts, DATASETS.get(dataset, {}))
+                fetch(texts, DATASETS.get(dataset))
                 settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, texts)))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
@@ -414,8 +413,8 @@ def write_shards(folder, tok, batches):
     for split, counts in meta.items():
         if not counts['tokens']:
             raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
-        shards = sorted(folder.glob(f'{split}_*'))
-        counts['shards'] = [check_shard(path, tok.dtype, tok.vocab_size) for path in shards]
+        names = [f'{split}_{start // shard_tokens:03d}.bin' for start in range(0, counts['tokens'], shard_tokens)]
+        counts['shards'] = [check_shard(folder / name, tok.dtype, tok.vocab_size) for name in names]
     return meta
 
 def compress(shard, tok):

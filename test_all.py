@@ -3082,7 +3082,7 @@ prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=bep | bep
 prepare.py --dataset=small.txt --tokenizer=bad.json | bad.json
 prepare.py --dataset=small.txt --val_dataset=no/such.txt | no/such.txt
-prepare.py --dataset=small.txt --tokenizer=list.json | list.json does not hold a JSON object
+prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object is not a mapping)
 prepare.py --dataset=small.txt --pattern=gpt3 | gpt3
 prepare.py --dataset=small.txt --val_fraction=1 | val_fraction
 prepare.py --dataset=small.txt --shard_tokens=0 | shard_tokens
