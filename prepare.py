@@ -348,7 +348,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
     texts = files + val_files
-    written = sum(path.stat().st_mtime_ns for path in texts if dataset not in DATASETS)      # those never change
+    written = sum(path.stat().st_mtime_ns for path in texts if dataset not in DATASETS)      # these never change
     gone = not files or val_dataset and not val_files
     if not folder.exists():
         if gone:
@@ -418,7 +418,7 @@ def write_shards(folder, tok, batches):
     return meta
 
 def compress(shard, tok):
-    """What gzip and xz need for the first tokens of a shard, in bits per byte of their text, to compare with a model."""
+    """What gzip and xz need for the first tokens of a shard, in bits per byte of their text, beside what a model needs."""
     text = known_text(tok, np.fromfile(shard, tok.dtype, 1 << 17))
     scale = 8 / max(len(text), 1)
     return dict(gzip_bpb=scale * len(gzip.compress(text, 9)), xz_bpb=scale * len(lzma.compress(text, preset=9)))
@@ -519,8 +519,7 @@ class Shards:
         file.seek((start - self.shard_starts[i]) * width)
         tokens = np.frombuffer(file.read(length * width), self.dtype)
         if len(tokens) < length:        # the rest is in the next shard
-            rest = self.read(start + len(tokens), length - len(tokens))
-            tokens = np.concatenate([tokens, rest])
+            tokens = np.append(tokens, self.read(start + len(tokens), length - len(tokens)))
         return tokens
 
     def starts(self, first, count, T, seed):
