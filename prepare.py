@@ -418,7 +418,7 @@ def write_shards(folder, tok, batches):
     return meta
 
 def compress(shard, tok):
-    """What gzip and xz need for the first tokens of a shard, in bits per byte of their text, beside what a model needs."""
+    """What gzip and xz need for the first tokens of a shard, in bits per byte, to compare with a model."""
     text = known_text(tok, np.fromfile(shard, tok.dtype, 1 << 17))
     scale = 8 / max(len(text), 1)
     return dict(gzip_bpb=scale * len(gzip.compress(text, 9)), xz_bpb=scale * len(lzma.compress(text, preset=9)))
