@@ -75,21 +75,20 @@ def launch(main):
     """Runs a script's main. Mistakes, a missing package, Ctrl-C or a full disk are one line; bugs keep a traceback."""
     try:
         main()
-    except UserError as e:
-        line = ' '.join(str(e).split())
-        end(f'{e.kind}: {line}', e.status)
+        return
     except BrokenPipeError:         # `| head` has read enough, which is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    except UserError as e:
+        line, status = ' '.join(f'{e.kind}: {e}'.split()), e.status
     except ModuleNotFoundError as e:
-        end(f'error: this needs one more package: pip install {e.name}', 2)
+        line, status = f'error: this needs one more package: pip install {e.name}', 2
     except KeyboardInterrupt:
-        end('\nstopped', 130)
+        line, status = '\nstopped', 130
     except OSError as e:
         if e.errno not in (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EROFS):
             raise
-        end(f'error: {e}: make room, or choose a folder that you may write to, then run this again', 2)
-
-def end(line, status):
+        line, status = f'error: {e}: make room, or choose a folder that you may write to, then run this again', 2
     print(line, file=sys.stderr)
     sys.exit(status)
 
@@ -97,12 +96,9 @@ def read_json(path):
     """The object in a JSON file, as a dict. Raises UserError."""
     try:
         with open(path, encoding='utf-8') as f:
-            data = json.load(f)
-    except (OSError, ValueError, RecursionError) as e:
+            return {**json.load(f)}
+    except (OSError, ValueError, TypeError) as e:       # a TypeError if it is a list, say
         raise UserError(f'cannot read {path} ({e}); check the path, or make it again')
-    if not isinstance(data, dict):
-        raise UserError(f'{path} does not hold a JSON object; make it again')
-    return data
 
 def file_sha256(path):
     digest = hashlib.sha256()
@@ -156,23 +152,21 @@ def configure(script, *others, quiet=False):
     modules, and into their config; classes stay as they are. quiet: do not report what was set. A launched script ends
     with one line and status 2 if an argument cannot be read.
     """
-    spaces = [script, *map(vars, others)]
-    defaults = {}
-    for space in reversed(spaces):      # the script's own come last and win
+    defaults, homes = {}, []
+    for space in reversed([script, *map(vars, others)]):        # the script's own come last and win
         for name, value in space.items():
             if name.islower() and not name.startswith('_') and type(value) in KINDS:
                 defaults[name] = value
-    homes = [space for space in spaces if isinstance(space, dict)]      # not those of classes
-    homes += [home['config'] for home in homes if 'config' in home]
+        if isinstance(space, dict):         # of a module, not of a class
+            homes += [space, space.get('config', {})]
     knobs = Knobs(defaults, homes)
 
     if script['__name__'] == '__main__':
-        for stream in (sys.stdout, sys.stderr):
-            if stream:      # None if it was closed: >&-
-                stream.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
+        if sys.stdout:      # None if it was closed: >&-
+            sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
         if '--help' in sys.argv or '-h' in sys.argv:
-            launch(lambda: print_help(others, knobs))
-            sys.exit(0)
+            launch(lambda: print_help(others))
+            sys.exit()
         launch(lambda: knobs.read(sys.argv[1:]))
 
     if os.environ.get('RANK', '0') == '0' and not quiet:
@@ -186,10 +180,8 @@ def read_pair(argument, knobs):
     check_known(name, knobs, argument)
     default = knobs.defaults[name]
     kind = type(default)
-    if not equals and kind is bool:
-        value = True            # a switch: --wandb_log
-    elif not equals:
-        raise UserError(f'{argument} needs a value: write --{name}=value')
+    if not equals:
+        value = True            # a switch, such as --wandb_log, or else a mistake, which fit() finds
     elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
         value = value.lower() == 'true'
     elif kind in (int, float):
@@ -200,20 +192,21 @@ def read_pair(argument, knobs):
 def check_known(name, knobs, where):
     if name in knobs:
         return
-    if name in FOREIGN:
-        raise UserError(f'{where}: there is no {name} here: {FOREIGN[name]}')
     near = difflib.get_close_matches(name, knobs, 1)
-    hint = f'did you mean {near[0]}? ' if near else ''
-    raise UserError(f'{where}: there is no knob {name!r}: {hint}--help lists them')
+    hint = '--help lists them'
+    if near:
+        hint = f'did you mean {near[0]}? {hint}'
+    raise UserError(f'{where}: there is no knob {name!r} here: {FOREIGN.get(name, hint)}')
 
 def fit(value, name, default, where):
     """A value as the type of the default: an int may become a float. Raises UserError."""
     kind = type(default)
     if kind is float and type(value) is int:
         value = float(value)
-    finite = type(value) is not float or math.isfinite(value)
-    if not finite or (type(value) is not kind and not (default == 'auto' and type(value) is bool)):
-        raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {default!r}')
+    if default == 'auto' and type(value) is bool:
+        return value
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {name}={default!r}')
     return value
 
 def run_file(path, knobs):
@@ -221,8 +214,17 @@ def run_file(path, knobs):
     Runs a config file over the knobs so far. -> {name: value} of the knobs that it changes. Repeating a value does not
     count as setting it, because the config.py of a run names every knob. Raises UserError.
     """
+    if not os.path.isfile(path):
+        raise UserError(f'there is no config file {path}; `ls config` shows those of this project')
+    try:
+        found = runpy.run_path(path, knobs)         # its globals start out as the knobs
+    except Exception as e:          # whatever the file raises is a mistake in it
+        lines = [getattr(e, 'lineno', 0)]       # if it cannot be compiled; otherwise its last line that ran
+        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
+        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
+
     changed = {}
-    for name, value in execute(path, knobs).items():
+    for name, value in found.items():
         if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
             continue            # the file's own
         check_known(name, knobs, path)
@@ -231,36 +233,17 @@ def run_file(path, knobs):
             changed[name] = value
     return changed
 
-def execute(path, knobs):
-    """Runs a config file. -> its globals, which start out as the knobs. Raises UserError."""
-    if not os.path.isfile(path):
-        raise UserError(f'there is no config file {path}; `ls config` shows those of this project')
-    try:
-        return runpy.run_path(path, knobs)
-    except Exception as e:          # whatever the file raises is a mistake in it
-        lines = [getattr(e, 'lineno', 0) or 0]      # if it cannot be compiled; otherwise its last line that ran
-        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
-        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
-
 def as_file(knobs):
     """The text of a config file that sets these knobs again."""
     return ''.join(f'{name} = {value!r}\n' for name, value in knobs.items())
 
-# a heading; or a knob, as `name = value  # comment`, or `name: type = value` in a dataclass. A comment may go on
-KNOB = re.compile(r'^(# [^-].*)|^ *([a-z]\w*)(?:: \w+)? = .*?(?:  # (.*(?:\n {8,}# .*)*))?$', re.M)
+# the knobs of a script, which stand between two rulers, or the fields of a class, down to a blank line
+KNOBS = re.compile(r'^(?:# -+|class \w+:)\n(.+?)\n(?:# -|\n)', re.M | re.S)
 
-def print_help(others, knobs):
-    """The docstring of the script, then its knobs, which stand above configure(), with the comments beside them."""
+def print_help(others):
+    """Prints the docstring of the script and all knobs that it takes, as they stand in the source."""
     script = sys.modules['__main__']
-    print(inspect.getdoc(script), end='\n\n')
-    left = dict(knobs)          # each is shown once
+    print(inspect.getdoc(script))
     for space in [script, *others]:
-        if space is not script:
-            print(f'\n# of {space.__name__}')
-        text, *_ = inspect.getsource(space).split('configure(')
-        for heading, name, comment in KNOB.findall(text):
-            if heading:
-                print(f'\n{heading}')
-            elif name in left:
-                comment = re.sub(r'\n *#', '\n' + ' ' * 34, comment)
-                print(f'  --{name}={left.pop(name)!r}'.ljust(34), comment)
+        knobs = KNOBS.search(inspect.getsource(space))
+        print(f'\n# {inspect.getfile(space)}\n{knobs[1]}')

@@ -27,6 +27,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from contextlib import suppress
 from functools import lru_cache, partial
+from glob import glob
 from itertools import accumulate, chain, islice
 from pathlib import Path
 
@@ -47,7 +48,7 @@ tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a toke
 vocab_size = 4096           # of bpe (257 or more) and word, special tokens included
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
 val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, or 0.1
-separator = END_OF_TEXT     # between the documents of a text file; \n: each line is one; '': each file is one
+separator = END_OF_TEXT     # <|endoftext|>, between the documents of a file; \n: each line is one; '': each file is one
 text_field = 'text'         # the field of a .jsonl line, or column of a .parquet file, that holds the text
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # processes; 0: one per core
@@ -99,11 +100,11 @@ def find_source(dataset):
         files = standard_library()
         source = f'Python {sys.version.split()[0]}'
     elif not known:
-        files, val_files = split_by_name(own_files(dataset))
+        files, val_files = own_files(dataset)
         # relative if inside this folder, so that a project can be moved with its data
         source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     if val_dataset:
-        val_files = own_files(val_dataset)
+        val_files = sum(own_files(val_dataset), [])
     separate = val_dataset or 'val' in known
     settings = dict(
         dataset=data_name(dataset), source=source,
@@ -119,20 +120,19 @@ def standard_library():
     files = [path for path in root.rglob('*.py') if skip.isdisjoint(path.relative_to(root).parts)]
     return sorted(files, key=Path.as_posix)
 
-def own_files(dataset):
-    """The file at a path, or those in the folder there that are not hidden: only .parquet and .jsonl, if it has any."""
-    if os.path.isfile(dataset):
-        return [Path(dataset)]
-    found = sorted(Path(dataset).rglob('*'))
-    found = [path for path in found if path.is_file() and '/.' not in f'/{path.relative_to(dataset).as_posix()}']
-    return [path for path in found if {'.parquet', '.jsonl'} & {*path.suffixes}] or found
-
-def split_by_name(files):
-    """-> files for training, and those whose names say that they are for validation; tables for tests are neither"""
-    table = r'{}(?![a-z]).*\.(parquet|jsonl)\b'
-    val = [path for path in files if re.match(table.format('val(id|idation)?'), path.name)]
-    train = [path for path in files if path not in val and not re.match(table.format('test'), path.name)]
-    return (train, val) if train else (files, [])
+def own_files(path):
+    """
+    -> the files at a path, and those that are for validation by their names. In a folder with .parquet or .jsonl, these
+    alone are its files, and those for tests are neither.
+    """
+    if os.path.isfile(path):
+        return [Path(path)], []
+    found = [Path(path, name) for name in glob('**', root_dir=path, recursive=True)]        # without hidden ones
+    found = sorted(filter(Path.is_file, found))
+    tables = [file for file in found if {'.parquet', '.jsonl'} & {*file.suffixes}]
+    val = [file for file in tables if re.match('(val|valid|validation)(?![a-z])', file.name)]
+    train = [file for file in tables if not re.match('(val|valid|validation|test)(?![a-z])', file.name)]
+    return (train, val) if train else (tables or found, [])
 
 def is_text(path):
     """Whether a file begins without a NUL, as text does, or is of a format that is read in another way."""
@@ -151,11 +151,11 @@ def fetch(files, known):
         try:
             if 'repo' in known:
                 from huggingface_hub import hf_hub_download
-                name = path.relative_to(DOWNLOADS).as_posix()
-                hf_hub_download(known['repo'], name, repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
+                hf_hub_download(known['repo'], path.relative_to(DOWNLOADS).as_posix(),
+                                repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
             else:
                 from torch.hub import download_url_to_file
-                download_url_to_file(known['url'], path, known['sha256'], progress=False)
+                download_url_to_file(known['url'], path, known['sha256'])
         except Exception as e:      # a network has many ways to fail
             raise UserError(f'cannot download {path.name} ({e}): put the file at {path} by hand and run this again; '
                             f'--dataset=python and your own files need no network')
@@ -190,42 +190,40 @@ def documents(files, separator):
                             f'needs `pip install pyarrow`, .zst `pip install backports.zstd`')
 
 def read_file(path, separator, alone):
-    if path.suffix == '.parquet':
-        import pyarrow.parquet
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=[text_field]):
-            for text in batch[text_field].to_pylist():
-                yield (text or '').encode()
-        return
+    """Yields the texts of a file. Only one that is alone, not in a folder, may be a table as .json or .csv."""
     with fsspec.open(path, compression='zstd' if path.suffix == '.zst' else 'infer') as file:
-        rows = read_rows(path, file, alone)
-        if rows is not None:
-            for i, row in enumerate(rows, 1):
-                if not isinstance(row.get(text_field), str):
-                    raise UserError(f'{path}, row {i}: {text_field} is {row.get(text_field)!r}, and its fields are '
-                                    f'{", ".join(row)}: give --text_field, or leave the row out')
-                yield row[text_field].encode()
+        if path.suffix == '.parquet':
+            import pyarrow.parquet
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches(256, columns=[text_field])
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+        elif '.jsonl' in path.suffixes:
+            rows = map(json.loads, filter(bytes.strip, file))
+        elif alone and '.json' in path.suffixes:
+            rows = json.load(file)
+        elif alone and '.csv' in path.suffixes:
+            csv.field_size_limit(1 << 30)       # of a text, in characters; 131,072 is the default
+            rows = csv.DictReader(io.TextIOWrapper(file, 'utf-8-sig', newline=''))
+        else:
+            yield from cut_text(file, path, separator)
             return
-        if file.read(3) != codecs.BOM_UTF8:
-            file.seek(0)
-        parts = []
-        for block in read_blocks(file, path, [separator]):
-            first, *others = block.split(separator.encode())
-            parts.append(first)
-            for text in others:
-                yield b''.join(parts)
-                parts = [text]
-        yield b''.join(parts)
+        for row in rows:
+            if text_field not in row:
+                raise UserError(f'{path}: a row has no {text_field!r}, and its fields are {", ".join(row)}: give '
+                                f'--text_field, or leave such rows out')
+            yield (row[text_field] or '').encode()
 
-def read_rows(path, file, alone):
-    """The rows of a table, as dicts; None if it is text, as are .json and .csv in a folder."""
-    if '.jsonl' in path.suffixes:
-        return map(json.loads, filter(bytes.strip, file))
-    if alone and '.json' in path.suffixes:
-        return json.load(file)
-    if alone and '.csv' in path.suffixes:
-        csv.field_size_limit(1 << 30)       # of a text, in characters; 131,072 is the default
-        return csv.DictReader(io.TextIOWrapper(file, 'utf-8-sig', newline=''))
-    return None
+def cut_text(file, path, separator):
+    """Cuts a text at its separators."""
+    if file.read(3) != codecs.BOM_UTF8:
+        file.seek(0)
+    parts = []
+    for block in read_blocks(file, path, [separator]):
+        first, *others = block.split(separator.encode())
+        parts.append(first)
+        for text in others:
+            yield b''.join(parts)
+            parts = [text]
+    yield b''.join(parts)
 
 # -----------------------------------------------------------------------------
 # the validation split, and batches (split, raw) of about BLOCK bytes. In raw, a byte 0xff, which UTF-8 never contains,
@@ -273,7 +271,8 @@ def split_by_position(docs, val_fraction):
             # in blocks that end between words, because a batch may end after any of them
             for block in read_blocks(io.BytesIO(part.encode()), split):
                 yield split, block
-        yield 'train' if len(text) <= left else 'val', b'\xff'      # the end mark goes where the last character went
+                end = split
+        yield end, b'\xff'      # the end mark goes where the last character went
         left = max(left - len(text), 0)
 
 # -----------------------------------------------------------------------------
@@ -313,8 +312,7 @@ def make_tokenizer(kind, vocab_size, batches):
         most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
         return WordTokenizer(most_frequent[:vocab_size - 2])    # the two others are <unk> and the end of a document
     counts = add_counts(in_parallel(WordCounter(pattern), train), pattern)
-    vocab, merges = merge_words(counts, vocab_size, [END_OF_TEXT])
-    return Tokenizer(vocab, merges, [END_OF_TEXT], pattern)
+    return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
 def encode_batch(tok, batch):
     """A batch -> its split, its ids, and counts for meta.json; unknown_bytes are the bytes of words that tok lacks."""
@@ -327,7 +325,7 @@ def encode_batch(tok, batch):
     lost = 0
     if hasattr(tok, 'unknown'):
         lost = size - len(known_text(tok, ids))
-    return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost, tokens=len(ids))
+    return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost)
 
 def known_text(tok, ids):
     """The bytes of a text, without its unknown words and the ends of documents."""
@@ -336,7 +334,7 @@ def known_text(tok, ids):
 # -----------------------------------------------------------------------------
 # a data folder: written under another name, and renamed when it is complete and on the disk
 
-def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
+def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     """
     The data folder of a data set, prepared if it is missing; or dataset itself, if it is a data folder. If several
     processes want it, one prepares it and the others wait. The text is not needed afterwards. Raises UserError if it
@@ -348,19 +346,18 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
     check_knobs(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
-    own, texts = dataset not in DATASETS, files + val_files
-    written = sum(path.stat().st_mtime_ns for path in texts if own)
-    gone = dataset if not files else val_dataset if not val_files else ''
+    texts = files + val_files
+    written = sum(path.stat().st_mtime_ns for path in texts if dataset not in DATASETS)      # these never change
+    gone = not files or val_dataset and not val_files
     if not folder.exists():
         if gone:
-            raise UserError(f'there is no data set {gone!r}: give a file, a folder with files, or one of '
-                            f'{", ".join(DATASETS)}')
-        DOWNLOADS.mkdir(parents=True, exist_ok=True)
+            raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with '
+                            f'files, or one of {", ".join(DATASETS)}')
+        os.makedirs(DOWNLOADS, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
-                fetch(texts, DATASETS.get(dataset, {}))
-                if own:
-                    settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, texts)))
+                fetch(texts, DATASETS.get(dataset))
+                settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, texts)))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
     meta = read_meta(folder)
@@ -375,12 +372,10 @@ def find_or_prepare(dataset, tokenizer='bpe', vocab_size=4096):
 
 def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
-    print(f'preparing {settings["source"]} -> {folder}')
-    if len(files) > 1:
-        found, files = files, list(filter(is_text, files))
-        if files != found:
-            print(f'{len(found) - len(files)} files are left out, which are no text')
-    read = partial(split_documents, files, val_files, settings['separator'], settings['val_fraction'])
+    texts = [path for path in files if len(files) == 1 or is_text(path)]
+    print(f'preparing {settings["source"]} -> {folder} (files: {len(texts)}, left out as no text: '
+          f'{len(files) - len(texts)})')
+    read = partial(split_documents, texts, val_files, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
@@ -406,8 +401,8 @@ def write_shards(folder, tok, batches):
     for split, ids, counts in in_parallel(partial(encode_batch, tok), batches):
         start = meta[split]['tokens']
         if start == 0:
-            ids = np.append(np.array(tok.opening, ids.dtype), ids)
-            counts['tokens'] = len(ids)
+            ids = np.insert(ids, 0, tok.opening)
+        counts['tokens'] = len(ids)
         cuts = range(shard_tokens - start % shard_tokens, len(ids), shard_tokens)
         for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
             with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
@@ -417,14 +412,13 @@ def write_shards(folder, tok, batches):
     for split, counts in meta.items():
         if not counts['tokens']:
             raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
-        names = [f'{split}_{i:03d}.bin' for i in range(math.ceil(counts['tokens'] / shard_tokens))]
+        names = [f'{split}_{start // shard_tokens:03d}.bin' for start in range(0, counts['tokens'], shard_tokens)]
         counts['shards'] = [check_shard(folder / name, tok.dtype, tok.vocab_size) for name in names]
     return meta
 
 def compress(shard, tok):
-    """What gzip and xz need for the first tokens of a shard, in bits per byte of their text, to compare with a model."""
-    ids = np.fromfile(shard, tok.dtype, 1 << 17)
-    text = known_text(tok, ids)
+    """What gzip and xz need for the first tokens of a shard, in bits per byte, to compare with a model."""
+    text = known_text(tok, np.fromfile(shard, tok.dtype, 1 << 17))
     scale = 8 / max(len(text), 1)
     return dict(gzip_bpb=scale * len(gzip.compress(text, 9)), xz_bpb=scale * len(lzma.compress(text, preset=9)))
 
@@ -472,7 +466,7 @@ def check_data(folder, meta):
             if stamp not in known:
                 known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # a folder that cannot be written to is checked every time
-                    cache.write_text(json.dumps(known, indent=1))
+                    cache.write_text(json.dumps(known))
             found = known[stamp]
             if not shard.items() <= found.items():      # meta.json says something else
                 raise ValueError('it is not the one that meta.json describes')
@@ -518,13 +512,13 @@ class Shards:
     def read(self, start, length):
         """tokens[start : start + length], across shards."""
         i = bisect_right(self.shard_starts, start) - 1
+        file = self.files[i]
         width = self.dtype.itemsize
         # a memmap is half as fast, and kills the process if a file has become shorter
-        self.files[i].seek((start - self.shard_starts[i]) * width)
-        tokens = np.frombuffer(self.files[i].read(length * width), self.dtype)
+        file.seek((start - self.shard_starts[i]) * width)
+        tokens = np.frombuffer(file.read(length * width), self.dtype)
         if len(tokens) < length:        # the rest is in the next shard
-            rest = self.read(start + len(tokens), length - len(tokens))
-            tokens = np.concatenate([tokens, rest])
+            tokens = np.append(tokens, self.read(start + len(tokens), length - len(tokens)))
         return tokens
 
     def starts(self, first, count, T, seed):
@@ -538,9 +532,10 @@ class Shards:
     def batch(self, starts, T, place='cpu'):
         """idx, targets (B, T) int64 on a device: the sequences that begin at the given positions."""
         import torch        # not needed to prepare data
-        tokens = np.stack([self.read(start, T + 1) for start in starts])
-        x = torch.from_numpy(tokens.astype(np.int64))
-        x = x.pin_memory().to(place, non_blocking=True) if place.startswith('cuda') else x.to(place)
+        x = torch.from_numpy(np.array([self.read(start, T + 1) for start in starts], np.int64))
+        if 'cuda' in place:
+            x = x.pin_memory()
+        x = x.to(place, non_blocking='cuda' in place)
         return x[:, :-1], x[:, 1:]
 
 @lru_cache(maxsize=8)       # two epochs of a few data sets
