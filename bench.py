@@ -18,7 +18,7 @@ Measures how fast this machine is and how close to its limit, says what a model 
 
 It takes the knobs of train.py, too. Speed is measured on random tokens. MFU is the FLOP/s achieved, divided by the
 card's peak in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention, without
-a discount for the causal mask. If the peak is not known, the measured rate of a large matmul stands in for it.
+a discount for the causal mask. The measured rate of a large matmul is a limit that is known for every device.
 """
 import math
 import re
@@ -110,8 +110,7 @@ def laps(function, device, n):
 
 def measure(function, device):
     """The median of the seconds that a function takes, over `steps` calls after a warm-up."""
-    laps(function, device, warmup_steps)
-    return median(laps(function, device, steps))
+    return median(laps(function, device, warmup_steps + steps)[warmup_steps:])
 
 def print_row(name, *cells):
     """Prints a row of a table."""
@@ -138,21 +137,21 @@ def bench_train():
     model = build(c, 'meta')
     flops = model.flops_per_token()
     device, dtype, compiled = machine(tokens_of(train.config) * flops)
-    train.connect(device, **train.config)
+    train.connect(device)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
     step = make_step(c, device, dtype, compiled)
     seconds = measure(step, device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
-    achieved = flops * rate / train.WORLD_SIZE
-    peak, title = peak_flops(device), 'MFU, of the published dense bf16 peak'
-    if not peak:
-        peak, title = matmul_flops(device, dtype), 'of the rate of a large matmul'
-    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {title} ({peak / 1e12:.3g} TFLOP/s)')
     if 'cuda' in device:
         predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
         most = torch.cuda.max_memory_allocated(device)
+    achieved = flops * rate / train.WORLD_SIZE
+    limit, peak = matmul_flops(device, dtype), peak_flops(device)
+    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / limit:.1%} of a large matmul ({limit / 1e12:.3g})')
+    if peak:
+        print(f'MFU     | {achieved / peak:.1%} of the published dense bf16 peak ({peak / 1e12:.3g} TFLOP/s)')
         print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
     if train.WORLD_SIZE > 1:
         gradients = torch.zeros(model.num_params(), device=device)
@@ -203,8 +202,8 @@ def bench_sample():
     device, dtype, compiled = machine(texts=samples)
     model = build(model_config(), device)
     step = sample.prepare_model(model, device, dtype, compiled, samples)
-    _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens, step=step, temperature=0.8)),
-                       device, 1 + rounds)          # the first run compiles
+    # the first run compiles
+    _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens, step=step)), device, 1 + rounds)
     rate = new_tokens / median(seconds)
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
