@@ -613,11 +613,11 @@ def print_law(found):
     for alpha in exponents:
         for beta in exponents:
             terms = np.stack([N ** 0, N ** -alpha, D ** -beta]) / losses
-            E, A, B = np.linalg.lstsq(terms.T, N ** 0)[0]
-            error = np.square((E, A, B) @ terms - 1).mean() ** 0.5
-            if min(E, A, B) >= 0:
-                laws.append((error, E, A, alpha, B, beta))
-    error, E, A, alpha, B, beta = min(laws)
+            factors = np.linalg.lstsq(terms.T, N ** 0)[0]
+            error = np.square(factors @ terms - 1).mean() ** 0.5
+            if factors.min() >= 0:
+                laws.append((error, alpha, beta, *factors))
+    error, alpha, beta, E, A, B = min(laws)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
           f'(N weights of matmuls, D tokens; {len(ended)} arms)')
 
