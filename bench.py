@@ -302,7 +302,8 @@ def memory(c, B, dtype):
     """
     Bytes at the peak of a step of B sequences with AdamW, by part; not compiled, without dropout. For the backward pass
     a matmul keeps its input, and its weight if that was cast; a norm keeps its input, and its output before the weight,
-    both in float32; attention keeps q, k, v, its output, and the scores if they are written out.
+    both in float32; attention keeps q, k, v, its output, and the scores if they are written out. What value embeddings
+    keep is about 1% of all, and is left out.
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
@@ -319,8 +320,6 @@ def memory(c, B, dtype):
                      'gradients of logits': tokens * 8 * c.vocab_size})
     if c.attention == 'naive':
         found['scores'] = tokens * L * c.n_head * c.block_size * (4 if w == 4 else 6)
-    if c.value_embeds:
-        found['values'] = tokens * w * ((L + 1) // 2) * c.n_kv_head * (c.head_dim + 2)
     if w < 4:
         found['cast weights'] = w * (size['self_attn'] + size['mlp'] + C * c.vocab_size)
     return found
