@@ -35,7 +35,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.distributions import Categorical
 
 import prepare
 import sample
@@ -443,12 +442,12 @@ def bench_diagnose():
     optimizer.muon_every = 1        # all matrices move, so that layers can be compared
     _, _, _, data, _ = train.open_data(None)
     T = model.config.block_size
-    layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
+    layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T))
     print_row(*layers[0])
     for layer in layers:
         print_row(*[f'{x:.2g}' for x in layer.values()])
 
-def diagnose(model, optimizer, batch, lr):
+def diagnose(model, optimizer, batch):
     """
     What a step on a batch shows about each layer: the rms of its output and of its (clipped) gradients; how far the
     step went, as a share of the weights; the share of dead units, which for every token stay below a hundredth of the
@@ -456,19 +455,20 @@ def diagnose(model, optimizer, batch, lr):
     """
     layers = model.model.layers
     before = deepcopy(layers)
-    outputs, units = [], []
-    for layer in layers:
-        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs: units.extend(inputs))
+    calls = {}          # {module: its inputs, its output}
+    for module in layers.modules():
+        module.register_forward_hook(lambda module, *call: calls.update({module: call}))
     # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
     with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
-        train.training_step(model, optimizer, UNSCALED, [batch], 1, lr)
+        train.training_step(model, optimizer, UNSCALED, [batch], 1, train.learning_rate)
 
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
-    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list, strict=True):
+    for layer, old, attention in zip(layers, before, softmax.call_args_list):
+        _, output = calls[layer]
+        [h], _ = calls[layer.mlp.down_proj]
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
-        entropy = Categorical(logits=call.args[0].detach()).entropy().mean()
+        entropy = torch.distributions.Categorical(logits=attention.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
                       'gradients': rms(w.grad for w in layer.parameters()),
                       'rel. update': rms(map(torch.sub, layer.parameters(), old.parameters())) / rms(old.parameters()),

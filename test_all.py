@@ -2643,7 +2643,7 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
     monkeypatch.setattr('train.grad_clip', 0)
     before = rms(second.parameters())
     optimizer = make_optimizer(model, 'sgd', weight_decay=0.0)
-    a, b = bench.diagnose(model, optimizer, bench.random_batch(model.config, 3, 'cpu'), 0.1)
+    a, b = bench.diagnose(model, optimizer, bench.random_batch(model.config, 3, 'cpu'))
     gradients = rms(w.grad for w in second.parameters())
     assert (a['entropy'], a['dead units']) == pytest.approx((1, 0), abs=1e-5)
     assert b.pop('entropy') < 0.3
@@ -2651,7 +2651,7 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
         'layer': 1,
         'activations': rms(outputs),
         'gradients': gradients,
-        'rel. update': 0.1 * gradients / before,
+        'rel. update': train.learning_rate * gradients / before,
         'dead units': 16 / 128,
     }, rel=1e-3)
 
