@@ -484,8 +484,8 @@ def rms(tensors):
 
 class Arm:
     """Runs of train.py with the same arguments and several seeds. Raises UserError."""
-    def __init__(self, name, arguments=()):
-        self.name, self.arguments = name, arguments
+    def __init__(self, name, arguments=''):
+        self.name, self.arguments = name.strip(), arguments.split()
         self.logs = []          # the entries of each run
         self.knobs = Knobs(train.config)
         self.knobs.read(arguments)
@@ -522,7 +522,7 @@ class Arm:
 
 def read_arms():
     """The arms that the knob `arms` describes. Raises UserError."""
-    found = [Arm(name, arguments.split()) for name, arguments in re.findall(r'([^\s;:][^\n;:]*):?([^\n;]*)', arms)]
+    found = [Arm(*line.split(':', 1)) for line in re.split('[\n;]', arms) if line.strip()]
     if not found:
         raise UserError('there are no arms: give config/lab_ablations.py, or --arms="a: --n_embd=64; b: --n_embd=128"')
     return found

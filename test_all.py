@@ -2674,7 +2674,7 @@ def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch):
 
 def made_up(name, *runs, **knobs):
     """An arm whose runs had these losses, the last at the end."""
-    arm = bench.Arm(name, [f'--{knob}={value}' for knob, value in knobs.items()])
+    arm = bench.Arm(name, ' '.join(f'--{knob}={value}' for knob, value in knobs.items()))
     for losses in runs:
         last = losses[-1]
         log = [dict(step=i, loss=loss, tokens_per_second=100.0 * i) for i, loss in enumerate(losses, 1)]
