@@ -587,7 +587,7 @@ def save_picture(found, kind):
             label, _, _ = arm.name.rpartition(', ')
             lines[label].append((arm.knobs[kind], arm.height(), arm.spread()))
     for label, points in lines.items():
-        axis.errorbar(*zip(*points), marker='.', label=label)
+        axis.errorbar(*zip(*points), fmt='-' if kind == 'curves' else 'o-', label=label)
     if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')

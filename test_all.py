@@ -2730,7 +2730,7 @@ def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
     ]
     drawn = []
     monkeypatch.setattr('bench.read_arms', lambda: arms)
-    monkeypatch.setattr('matplotlib.axes.Axes.errorbar', lambda axis, *numbers, fmt='', marker='', **others:
+    monkeypatch.setattr('matplotlib.axes.Axes.errorbar', lambda axis, *numbers, fmt, **others:
                         drawn.append((*numbers, *others.values())))
     os.mkdir('out')
     run_bench(f'--what=compare --seeds=0 --picture={picture}')
