@@ -146,12 +146,12 @@ def bench_train():
     if 'cuda' in device:
         predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
         most = torch.cuda.max_memory_allocated(device)
+        print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
     achieved = flops * rate / train.WORLD_SIZE
     limit, peak = matmul_flops(device, dtype), peak_flops(device)
     print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / limit:.1%} of a large matmul ({limit / 1e12:.3g})')
     if peak:
         print(f'MFU     | {achieved / peak:.1%} of the published dense bf16 peak ({peak / 1e12:.3g} TFLOP/s)')
-        print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
     if train.WORLD_SIZE > 1:
         gradients = torch.zeros(model.num_params(), device=device)
         talk = measure(partial(torch.distributed.all_reduce, gradients), device)
@@ -241,7 +241,7 @@ def check_step(c, device, dtype, compiled):
     before = 0.2 * torch.randn(len(optimizer.p))
     optimizer.p.copy_(before)
     loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 1, 0.1)
-    return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
+    return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before.to(device))]
 
 # -----------------------------------------------------------------------------
 # formats of numbers; the optimizers on a toy
@@ -488,7 +488,7 @@ class Arm:
         self.name, self.arguments = name.strip(), arguments.split()
         self.logs = []          # the entries of each run
         self.knobs = Knobs(train.config)
-        self.knobs.read(arguments)
+        self.knobs.read(self.arguments)
 
     def run(self, seed):
         """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
@@ -603,8 +603,9 @@ def print_law(found):
     ended = [arm for arm in found if arm.loss() < math.inf]
     if len(ended) < 6:
         raise UserError(f'{len(ended)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
-    N, D, losses = np.array([(build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6, tokens_of(arm.knobs),
-                              arm.loss()) for arm in ended]).T
+    N, D, losses = np.array([
+        (build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6, tokens_of(arm.knobs), arm.loss())
+        for arm in ended]).T
     laws, exponents = [], np.arange(0.02, 1.5, 0.02)
     for alpha in exponents:
         for beta in exponents:
