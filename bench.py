@@ -221,7 +221,7 @@ def bench_check():
     train.config.read(['--n_layer=2', '--block_size=64', '--dropout=0', '--optimizer=adamw', '--adam_eps=1e-3'])
     expected = check_step(model_config(attention='naive'), 'cpu', 'float32', False)
     found = check_step(model_config(), device, dtype, compiled)
-    errors = torch.stack([(a - b).norm() / b.norm() for a, b in zip(found, expected)])
+    errors = torch.stack([(a.cpu() - b).norm() / b.norm() for a, b in zip(found, expected)])
     allowed = 5e-2
     if dtype == 'float32':
         allowed = 5e-3 if 'cuda' in device else 1e-5        # a GPU uses TF32
@@ -238,10 +238,10 @@ def check_step(c, device, dtype, compiled):
     model, optimizer, _ = make_step(c, device, dtype, compiled).args
     torch.manual_seed(train.seed)
     # not those of a new model: a GPU draws others than a CPU, and the last matrices of a new block are zero
-    before = 0.2 * torch.randn(len(optimizer.p))
+    before = 0.2 * torch.randn(len(optimizer.p)).to(device)
     optimizer.p.copy_(before)
     loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 1, 0.1)
-    return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before.to(device))]
+    return loss, optimizer.g, optimizer.p - before
 
 # -----------------------------------------------------------------------------
 # formats of numbers; the optimizers on a toy
