@@ -583,11 +583,11 @@ def save_picture(found, kind):
             lines[arm.name] = train.points(arm.logs[0], 'loss')
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
-        for arm in sorted(found, key=lambda arm: arm.knobs[kind]):
+        for arm in found:
             label, _, _ = arm.name.rpartition(', ')
             lines[label].append((arm.knobs[kind], arm.height(), arm.spread()))
     for label, points in lines.items():
-        axis.errorbar(*zip(*points), fmt='-' if kind == 'curves' else 'o-', label=label)
+        axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=label)
     if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')
