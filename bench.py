@@ -516,10 +516,6 @@ class Arm:
         losses = self.values('full_val_loss')
         return stdev(losses) if len(losses) > 1 else 0.0
 
-    def height(self):
-        """Where a picture shows the loss: no higher than it began, so that a diverged arm fits in."""
-        return min(self.loss(), self.values('loss')[0])
-
 def read_arms():
     """The arms that the knob `arms` describes. Raises UserError."""
     found = [Arm(*line.split(':', 1)) for line in re.split('[\n;]', arms) if line.strip()]
@@ -572,20 +568,21 @@ def save_picture(found, kind):
     figure = Figure(figsize=(9, 5), layout='constrained')
     figure.suptitle(question)
     axis = figure.subplots()
+    top = found[0].values('loss')[0]        # where it began: a diverged arm is drawn no higher, so that it fits in
     lines = defaultdict(list)           # {label: points}
     if kind == 'rows':
         axis.set(xlabel='validation loss')
         for arm in sorted(found, key=Arm.loss, reverse=True):
-            axis.errorbar(arm.height(), f'{arm.name}  {arm.loss():.3f}', xerr=arm.spread(), fmt='oC0')
+            axis.errorbar(min(arm.loss(), top), f'{arm.name}  {arm.loss():.3f}', xerr=arm.spread(), fmt='oC0')
     elif kind == 'curves':
-        axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * found[0].values('loss')[0]))
+        axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * top))
         for arm in found:
             lines[arm.name] = train.points(arm.logs[0], 'loss')
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
         for arm in found:
             label, _, _ = arm.name.rpartition(', ')
-            lines[label].append((arm.knobs[kind], arm.height(), arm.spread()))
+            lines[label].append((arm.knobs[kind], min(arm.loss(), top), arm.spread()))
     for label, points in lines.items():
         axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=label)
     if len(lines) > 1:
