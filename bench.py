@@ -79,7 +79,7 @@ def machine(flops=math.inf, texts=0):
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
-    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled, one_row=compiled and texts == 1)
+    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled, one_row=texts == 1)
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
@@ -160,7 +160,7 @@ def bench_train():
         with torch.profiler.profile() as found:
             step()
         clock = 'self_device_time_total' if 'cuda' in device else 'self_cpu_time_total'
-        print(found.key_averages().table(sort_by=clock, row_limit=10))
+        print(found.key_averages().table(clock, row_limit=10))
     for name in ('train_tinystories', 'train_gpt2'):
         print_run(name, device, dtype)
 
