@@ -429,7 +429,7 @@ def bench_find_lr():
         losses[lr] = float(loss)
         if i % 10 == 0:
             print(f'rate {lr:.1e} | loss {losses[lr]:.4f}')
-    best = min(losses, key=losses.get)
+    best = min(losses, key=losses.get)          # nan, where it diverges, is below nothing
     print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate at which the loss was lowest')
 
 def bench_diagnose():
