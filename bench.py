@@ -18,7 +18,7 @@ Measures how fast this machine is and how close to its limit, says what a model 
 
 It takes the knobs of train.py, too. Speed is measured on random tokens. MFU is the FLOP/s achieved, divided by the
 card's peak in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention, without
-a discount for the causal mask. If the peak is not known, the measured rate of a large matmul stands in for it.
+a discount for the causal mask. The measured rate of a large matmul is a limit that is known for every device.
 """
 import math
 import re
@@ -35,7 +35,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.distributions import Categorical
 
 import prepare
 import sample
@@ -80,7 +79,7 @@ def machine(flops=math.inf, texts=0):
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
-    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled, one_row=compiled and texts == 1)
+    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled, one_row=texts == 1)
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
@@ -110,8 +109,7 @@ def laps(function, device, n):
 
 def measure(function, device):
     """The median of the seconds that a function takes, over `steps` calls after a warm-up."""
-    laps(function, device, warmup_steps)
-    return median(laps(function, device, steps))
+    return median(laps(function, device, warmup_steps + steps)[warmup_steps:])
 
 def print_row(name, *cells):
     """Prints a row of a table."""
@@ -138,22 +136,22 @@ def bench_train():
     model = build(c, 'meta')
     flops = model.flops_per_token()
     device, dtype, compiled = machine(tokens_of(train.config) * flops)
-    train.connect(device, **train.config)
+    train.connect(device)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
     step = make_step(c, device, dtype, compiled)
     seconds = measure(step, device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
-    achieved = flops * rate / train.WORLD_SIZE
-    peak, title = peak_flops(device), 'MFU, of the published dense bf16 peak'
-    if not peak:
-        peak, title = matmul_flops(device, dtype), 'of the rate of a large matmul'
-    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / peak:.1%} {title} ({peak / 1e12:.3g} TFLOP/s)')
     if 'cuda' in device:
         predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
         most = torch.cuda.max_memory_allocated(device)
         print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
+    achieved = flops * rate / train.WORLD_SIZE
+    limit, peak = matmul_flops(device, dtype), peak_flops(device)
+    print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / limit:.1%} of a large matmul ({limit / 1e12:.3g})')
+    if peak:
+        print(f'MFU     | {achieved / peak:.1%} of the published dense bf16 peak ({peak / 1e12:.3g} TFLOP/s)')
     if train.WORLD_SIZE > 1:
         gradients = torch.zeros(model.num_params(), device=device)
         talk = measure(partial(torch.distributed.all_reduce, gradients), device)
@@ -162,7 +160,7 @@ def bench_train():
         with torch.profiler.profile() as found:
             step()
         clock = 'self_device_time_total' if 'cuda' in device else 'self_cpu_time_total'
-        print(found.key_averages().table(sort_by=clock, row_limit=10))
+        print(found.key_averages().table(clock, row_limit=10))
     for name in ('train_tinystories', 'train_gpt2'):
         print_run(name, device, dtype)
 
@@ -203,8 +201,8 @@ def bench_sample():
     device, dtype, compiled = machine(texts=samples)
     model = build(model_config(), device)
     step = sample.prepare_model(model, device, dtype, compiled, samples)
-    _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens, step=step, temperature=0.8)),
-                       device, 1 + rounds)          # the first run compiles
+    # the first run compiles
+    _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens, step=step)), device, 1 + rounds)
     rate = new_tokens / median(seconds)
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
@@ -219,15 +217,16 @@ def bench_sample():
 def bench_check():
     """Whether loss, gradient and the step of the weights are right on this device. Raises UserError."""
     device, dtype, compiled = machine()
-    small = dict(n_layer=2, block_size=64, dropout=0.0)
-    expected = check_step(model_config(**small, attention='naive'), 'cpu', 'float32', False)
-    found = check_step(model_config(**small), device, dtype, compiled)
-    errors = torch.stack([(a - b).norm() / b.norm() for a, b in zip(found, expected)])
+    # subtle: AdamW's first step is the sign of the gradient, arbitrary where that is tiny; a large eps avoids this
+    train.config.read(['--n_layer=2', '--block_size=64', '--dropout=0', '--optimizer=adamw', '--adam_eps=1e-3'])
+    expected = check_step(model_config(attention='naive'), 'cpu', 'float32', False)
+    found = check_step(model_config(), device, dtype, compiled)
+    errors = torch.stack([(a.cpu() - b).norm() / b.norm() for a, b in zip(found, expected)])
     allowed = 5e-2
     if dtype == 'float32':
         allowed = 5e-3 if 'cuda' in device else 1e-5        # a GPU uses TF32
-    print(f'check   | errors of loss {errors[0]:.0e}, gradient {errors[1]:.0e}, step {errors[2]:.0e}; {allowed:g} is '
-          f'allowed')
+    loss, gradient, step = errors
+    print(f'check   | errors of loss {loss:.0e}, gradient {gradient:.0e}, step {step:.0e}; {allowed:g} is allowed')
     if not errors.max() < allowed:
         raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
     print('check   | pass')
@@ -235,17 +234,14 @@ def bench_check():
 UNSCALED = train.make_scaler('cpu', 'float32')
 
 def check_step(c, device, dtype, compiled):
-    """-> loss, clipped gradient and step of the weights of a new model"""
-    model = build(c, 'cpu', dtype)
-    for w in model.parameters():
-        w.data += 0.02 * torch.randn_like(w)        # a new block adds nothing: its last matrices are zero
-    # subtle: AdamW's first step is the sign of the gradient, arbitrary where that is tiny; a large eps avoids this
-    groups = [train.Group([*dict(model.named_parameters())], 'adamw', eps=1e-3)]
-    optimizer = train.Optimizer(model.to(device), groups)
-    before = optimizer.p.clone()
-    model = torch.compile(model, disable=not compiled)
+    """-> loss, clipped gradient and step of weights that are the same on every device"""
+    model, optimizer, _ = make_step(c, device, dtype, compiled).args
+    torch.manual_seed(train.seed)
+    # not those of a new model: a GPU draws others than a CPU, and the last matrices of a new block are zero
+    before = 0.2 * torch.randn(len(optimizer.p)).to(device)
+    optimizer.p.copy_(before)
     loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 1, 0.1)
-    return [x.cpu() for x in (loss, optimizer.g, optimizer.p - before)]
+    return loss, optimizer.g, optimizer.p - before
 
 # -----------------------------------------------------------------------------
 # formats of numbers; the optimizers on a toy
@@ -269,8 +265,7 @@ def bench_toy():
         print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES])
 
 def toy_loss(rule, rate):
-    torch.manual_seed(train.seed)
-    p = 5 * torch.randn(100)
+    p = torch.linspace(-10, 10, 100)
     m, v = torch.zeros(2, 100)
     for t in range(1, 11):
         rule(p, 2 * p / 100, rate / t ** 0.5, 0.0, m, v, 0.9, 0.999, 1e-8, 1 - 0.9 ** t, 1 - 0.999 ** t)
@@ -305,7 +300,8 @@ def memory(c, B, dtype):
     """
     Bytes at the peak of a step of B sequences with AdamW, by part; not compiled, without dropout. For the backward pass
     a matmul keeps its input, and its weight if that was cast; a norm keeps its input, and its output before the weight,
-    both in float32; attention keeps q, k, v, its output, and the scores if they are written out.
+    both in float32; attention keeps q, k, v, its output, and the scores if they are written out. What value embeddings
+    keep is about 1% of all, and is left out.
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
@@ -322,8 +318,6 @@ def memory(c, B, dtype):
                      'gradients of logits': tokens * 8 * c.vocab_size})
     if c.attention == 'naive':
         found['scores'] = tokens * L * c.n_head * c.block_size * (4 if w == 4 else 6)
-    if c.value_embeds:
-        found['values'] = tokens * w * ((L + 1) // 2) * c.n_kv_head * (c.head_dim + 2)
     if w < 4:
         found['cast weights'] = w * (size['self_attn'] + size['mlp'] + C * c.vocab_size)
     return found
@@ -417,7 +411,7 @@ FIND_STEPS = 200
 def bench_find_lr():
     """
     A range test (arXiv:1506.01186): a short run whose learning rate rises from a thousandth of the knob to a hundred
-    times the knob, or until the loss has risen by 1.
+    times the knob.
     """
     device, dtype, _ = machine()
     _, meta, _, data, _ = train.open_data(None)
@@ -428,12 +422,10 @@ def bench_find_lr():
     for i, lr in enumerate(train.learning_rate * np.logspace(-3, 2, FIND_STEPS)):
         batches = train.micro_batches(data, i * train.batch_size, i, c.block_size, micro, device)
         loss, _ = step(batches=batches, lr=lr)
-        if losses and not loss < min(losses.values()) + 1:      # nan ends it, too
-            break
         losses[lr] = float(loss)
         if i % 10 == 0:
             print(f'rate {lr:.1e} | loss {losses[lr]:.4f}')
-    best = min(losses, key=losses.get)
+    best = min(losses, key=losses.get)          # nan, where it diverges, is below nothing
     print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate at which the loss was lowest')
 
 def bench_diagnose():
@@ -446,12 +438,12 @@ def bench_diagnose():
     optimizer.muon_every = 1        # all matrices move, so that layers can be compared
     _, _, _, data, _ = train.open_data(None)
     T = model.config.block_size
-    layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T), train.learning_rate)
+    layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T))
     print_row(*layers[0])
     for layer in layers:
         print_row(*[f'{x:.2g}' for x in layer.values()])
 
-def diagnose(model, optimizer, batch, lr):
+def diagnose(model, optimizer, batch):
     """
     What a step on a batch shows about each layer: the rms of its output and of its (clipped) gradients; how far the
     step went, as a share of the weights; the share of dead units, which for every token stay below a hundredth of the
@@ -459,19 +451,20 @@ def diagnose(model, optimizer, batch, lr):
     """
     layers = model.model.layers
     before = deepcopy(layers)
-    outputs, units = [], []
-    for layer in layers:
-        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs: units.extend(inputs))
+    calls = {}          # {module: its inputs, its output}
+    for module in layers.modules():
+        module.register_forward_hook(lambda module, *call: calls.update({module: call}))
     # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
     with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
-        train.training_step(model, optimizer, UNSCALED, [batch], 1, lr)
+        train.training_step(model, optimizer, UNSCALED, [batch], 1, train.learning_rate)
 
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
-    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list, strict=True):
+    for layer, old, attention in zip(layers, before, softmax.call_args_list):
+        _, output = calls[layer]
+        [h], _ = calls[layer.mlp.down_proj]
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
-        entropy = Categorical(logits=call.args[0].detach()).entropy().mean()
+        entropy = torch.distributions.Categorical(logits=attention.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
                       'gradients': rms(w.grad for w in layer.parameters()),
                       'rel. update': rms(map(torch.sub, layer.parameters(), old.parameters())) / rms(old.parameters()),
@@ -487,11 +480,11 @@ def rms(tensors):
 
 class Arm:
     """Runs of train.py with the same arguments and several seeds. Raises UserError."""
-    def __init__(self, name, arguments=()):
-        self.name, self.arguments = name, arguments
+    def __init__(self, name, arguments=''):
+        self.name, self.arguments = name.strip(), arguments.split()
         self.logs = []          # the entries of each run
         self.knobs = Knobs(train.config)
-        self.knobs.read(arguments)
+        self.knobs.read(self.arguments)
 
     def run(self, seed):
         """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
@@ -519,13 +512,9 @@ class Arm:
         losses = self.values('full_val_loss')
         return stdev(losses) if len(losses) > 1 else 0.0
 
-    def height(self):
-        """Where a picture shows the loss: no higher than it began, so that a diverged arm fits in."""
-        return min(self.loss(), self.values('loss')[0])
-
 def read_arms():
     """The arms that the knob `arms` describes. Raises UserError."""
-    found = [Arm(name, arguments.split()) for name, arguments in re.findall(r'([^\s;:][^\n;:]*):?([^\n;]*)', arms)]
+    found = [Arm(*line.split(':', 1)) for line in re.split('[\n;]', arms) if line.strip()]
     if not found:
         raise UserError('there are no arms: give config/lab_ablations.py, or --arms="a: --n_embd=64; b: --n_embd=128"')
     return found
@@ -575,22 +564,23 @@ def save_picture(found, kind):
     figure = Figure(figsize=(9, 5), layout='constrained')
     figure.suptitle(question)
     axis = figure.subplots()
+    top = found[0].values('loss')[0]        # where it began: a diverged arm is drawn no higher, so that it fits in
     lines = defaultdict(list)           # {label: points}
     if kind == 'rows':
         axis.set(xlabel='validation loss')
         for arm in sorted(found, key=Arm.loss, reverse=True):
-            axis.errorbar(arm.height(), f'{arm.name}  {arm.loss():.3f}', xerr=arm.spread(), fmt='oC0')
+            axis.errorbar(min(arm.loss(), top), f'{arm.name}  {arm.loss():.3f}', xerr=arm.spread(), fmt='oC0')
     elif kind == 'curves':
-        axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * found[0].values('loss')[0]))
+        axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * top))
         for arm in found:
             lines[arm.name] = train.points(arm.logs[0], 'loss')
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
-        for arm in sorted(found, key=lambda arm: arm.knobs[kind]):
+        for arm in found:
             label, _, _ = arm.name.rpartition(', ')
-            lines[label].append((arm.knobs[kind], arm.height(), arm.spread()))
+            lines[label].append((arm.knobs[kind], min(arm.loss(), top), arm.spread()))
     for label, points in lines.items():
-        axis.errorbar(*zip(*points), marker='.', label=label)
+        axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=label)
     if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')
@@ -606,17 +596,18 @@ def print_law(found):
     ended = [arm for arm in found if arm.loss() < math.inf]
     if len(ended) < 6:
         raise UserError(f'{len(ended)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
-    N, D, losses = np.array([(build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6, tokens_of(arm.knobs),
-                              arm.loss()) for arm in ended]).T
+    N, D, losses = np.array([
+        (build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6, tokens_of(arm.knobs), arm.loss())
+        for arm in ended]).T
     laws, exponents = [], np.arange(0.02, 1.5, 0.02)
     for alpha in exponents:
         for beta in exponents:
             terms = np.stack([N ** 0, N ** -alpha, D ** -beta]) / losses
-            E, A, B = np.linalg.lstsq(terms.T, N ** 0)[0]
-            error = np.square((E, A, B) @ terms - 1).mean() ** 0.5
-            if min(E, A, B) >= 0:
-                laws.append((error, E, A, alpha, B, beta))
-    error, E, A, alpha, B, beta = min(laws)
+            factors = np.linalg.lstsq(terms.T, N ** 0)[0]
+            error = np.square(factors @ terms - 1).mean() ** 0.5
+            if factors.min() >= 0:
+                laws.append((error, alpha, beta, *factors))
+    error, alpha, beta, E, A, B = min(laws)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
           f'(N weights of matmuls, D tokens; {len(ended)} arms)')
 
