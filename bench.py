@@ -460,7 +460,7 @@ def diagnose(model, optimizer, batch):
 
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
-    for layer, old, attention in zip(layers, before, softmax.call_args_list):
+    for layer, old, attention in zip(layers, before, softmax.call_args_list, strict=True):
         _, output = calls[layer]
         [h], _ = calls[layer.mlp.down_proj]
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
