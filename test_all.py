@@ -882,7 +882,7 @@ def plain_gpt(model, idx):
     return plain_linear(plain_norm(x, model.model.norm), model.lm_head)
 
 def test_the_loss_and_every_gradient_are_those_of_the_chain_rule_number_by_number():
-    model = to_double(small_gpt(n_embd=8, n_head=2, value_embeds=True))
+    model = to_double(small_gpt(n_embd=12, n_head=2, value_embeds=True))
     layers = [layer for layer in model.modules() if hasattr(layer, 'weight')]
     for layer in layers:
         layer.values = np.vectorize(Value)(layer.weight.detach())
