@@ -267,10 +267,11 @@ class Attention(nn.Module):
         super().__init__()
         c = self.config = config
         self.layer = layer
-        self.q_proj = Linear(c.n_embd, c.n_head * c.head_dim, c.bias)
-        self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
-        self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
-        self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, c.bias)
+        width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+        self.q_proj = Linear(c.n_embd, width, c.bias)
+        self.k_proj = Linear(c.n_embd, kv_width, c.bias)
+        self.v_proj = Linear(c.n_embd, kv_width, c.bias)
+        self.o_proj = Linear(width, c.n_embd, c.bias)
         norm = RMSNorm if c.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
         # in the last layer and every other one before it
