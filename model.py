@@ -858,7 +858,7 @@ def check_manifest(folder):
 
 def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
-    return sorted(p for p in Path(run).glob('step_*') if re.fullmatch(r'step_\d+', p.name))
+    return sorted(Path(run).glob('step_' + 8 * '[0-9]'))
 
 def newest_whole(run, say=print):
     """The newest whole checkpoint of a run; says what is wrong with newer ones. Raises UserError if there is none."""

@@ -985,7 +985,7 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
 # -----------------------------------------------------------------------------
 # folders, our own and those of others
 
-def save(model, folder='step_1', eot=None):
+def save(model, folder='step_00000001', eot=None):
     byte_tokenizer().save('tokenizer.json')
     folder, tensors = Path(folder), dict(moments=torch.ones(3))
     save_checkpoint(folder, model, Path('tokenizer.json'), eot, dict(step=1), tensors, 'No UTF-8: \udcff')
@@ -1199,8 +1199,8 @@ def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
 # nothing is lost: damage, and crashes while a checkpoint is written
 
 def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
-    older = save(small_gpt(), 'run/step_08')
-    newer = save(small_gpt(), 'run/step_10')
+    older = save(small_gpt(), 'run/step_00000008')
+    newer = save(small_gpt(), 'run/step_00000010')
     for path in sorted(newer.iterdir()):
         whole = path.read_bytes()
         changed = whole[:9] + b'?' + whole[10:]
@@ -1239,13 +1239,13 @@ def fail_at(moment, error, patch):
 @parametrize('error', [Killed(), OSError(28, 'No space left on device')])
 def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one(error, monkeypatch):
     model = small_gpt()
-    run = save(model, 'run/step_1').parent
+    run = save(model, 'run/step_00000001').parent
     seen, saved = [], False
     while not saved:
         with monkeypatch.context() as patch:
             fail_at(len(seen), error, patch)
             try:
-                saved = save(model, run / 'step_2')
+                saved = save(model, run / 'step_00000002')
             except Killed:
                 pass
             except UserError:
@@ -1253,12 +1253,12 @@ def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one
         newest = newest_whole(run, pytest.fail)
         load_model(newest)
         seen.append(newest.name)
-        shutil.rmtree(run / 'step_2', ignore_errors=True)
+        shutil.rmtree(run / 'step_00000002', ignore_errors=True)
     assert seen == sorted(seen)
-    assert seen.count('step_1') > 10
+    assert seen.count('step_00000001') > 10
 
 def test_a_checkpoint_that_is_half_removed_is_seen_no_more(monkeypatch):
-    folder = save(small_gpt(), 'run/step_1')
+    folder = save(small_gpt(), 'run/step_00000001')
 
     def interrupted(folder, **options):
         if folder.exists():
@@ -1281,7 +1281,7 @@ def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(mon
 
     monkeypatch.setattr('os.fsync', lambda fd: synced.add(os.fstat(fd).st_ino))
     monkeypatch.setattr('os.rename', checking_rename)
-    folder = save(small_gpt(), 'run/step_1')
+    folder = save(small_gpt(), 'run/step_00000001')
     assert folder.parent.stat().st_ino in synced
 
 # a hub on this machine: hub/<name> is me/<name>
@@ -2173,7 +2173,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
 @parametrize('now, want', [('bfloat16', 'bfloat16'), ('float16', 'auto')])
 def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
     state = dict(device='cuda', dtype='bfloat16')
-    save_checkpoint(Path('a/step_1'), small_gpt(), Path('no tokenizer'), None, state, {})
+    save_checkpoint(Path('a/step_00000001'), small_gpt(), Path('no tokenizer'), None, state, {})
     monkeypatch.setattr('train.choose_dtype', lambda dtype, place: now)
     with train_knobs(init_from='resume'):
         _, state = train.read_state(Path('a'), 'cuda:0')
@@ -2388,7 +2388,7 @@ def test_all_that_a_model_on_a_gpu_computes_with_lies_there(name, monkeypatch):
 
 def write_run(name, age=0):
     """A run of a model that says anything, so many seconds old."""
-    folder = save(small_gpt(vocab_size=257), f'out/{name}/step_1', eot=256)
+    folder = save(small_gpt(vocab_size=257), f'out/{name}/step_00000001', eot=256)
     made = time.time() - age
     os.utime(folder, (made, made))
     return folder
@@ -2409,11 +2409,11 @@ def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(pri
 def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     write_run('new', age=10)
     write_run('older', age=30)
-    shutil.copytree('out/new/step_1', 'out/new/step_2')
-    write('out/new/step_2/config.json', '{}')
+    shutil.copytree('out/new/step_00000001', 'out/new/step_00000002')
+    write('out/new/step_00000002/config.json', '{}')
     done = launch(HERE / 'sample.py', '--temperature=0', '--max_new_tokens=9', '--start=ab', '--device=cpu')
-    assert 'step_2/config.json is damaged' in done.stderr
-    assert 'out/new/step_1 |' in done.stderr
+    assert 'step_00000002/config.json is damaged' in done.stderr
+    assert 'out/new/step_00000001 |' in done.stderr
     assert '\n36 tokens in' in done.stderr
     texts = texts_in(done.stdout)
     assert texts == 4 * texts[:1]
