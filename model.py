@@ -742,19 +742,18 @@ def find_folder(name, say=print):
     if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
                         f'gpt2, or owner/model on the hub; `ls out` shows the runs')
-    # config.json first: a model that is not supported is refused before its weights are downloaded
-    import_config(download(name, ['*.json']))
-    return download(name, ['*.json', '*.jinja', 'model*.safetensors'])
-
-def download(name, patterns):
-    """Files of a model on the Hugging Face hub -> their folder. Raises UserError."""
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
-    try:        # without the manifest of one of ours: it names files that are not needed
-        return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
-    except Exception as e:          # of many kinds: no network, no such model, no permission
-        raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check the '
-                        f'name (`ls out` shows the runs) and the network, or download it by hand and give its folder')
+    # config.json first: a model that is not supported is refused before its weights are downloaded
+    for patterns in '*.json', ['*.jinja', 'model*.safetensors']:
+        try:        # without the manifest of one of ours: it names files that are not needed
+            folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
+        except Exception as e:          # of many kinds: no network, no such model, no permission
+            raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check '
+                            f'the name (`ls out` shows the runs) and the network, or download it by hand and give its '
+                            f'folder')
+        import_config(folder)
+    return folder
 
 # tables and masks, which files of older models hold
 NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
