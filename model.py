@@ -520,11 +520,12 @@ def choose_device(device, local_rank=0):
                         f'processes than GPUs')
     return device
 
-def choose_dtype(dtype, place, packed=False, one_row=False):
+def choose_dtype(dtype, place, texts=0, compiled=False):
     """
-    'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs that have only that and for matrices
-    that can be packed, else float32. one_row: whether compiled code generates one text, where reading half the bytes
-    counts more than slow arithmetic: with AVX2 alone, bfloat16 makes 1.6 times as many tokens a second as float32.
+    'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs that have only that, else float32.
+    texts: how many a CPU generates at once, for which float16 is best if matrices can be packed, which compiled code
+    does not do. If it generates one text, reading half the bytes counts more than slow arithmetic: with AVX2 alone,
+    bfloat16 makes 1.6 times as many tokens a second as float32.
     """
     if dtype in DTYPES:
         return dtype
@@ -534,9 +535,9 @@ def choose_dtype(dtype, place, packed=False, one_row=False):
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return 'bfloat16'
         return 'float16' if torch.cuda.get_device_capability(place)[0] >= 7 else 'float32'
-    if packed and can_pack(place):
+    if texts and not compiled and can_pack(place):
         return 'float16'
-    if has_fast_bfloat16() or (one_row and can_pack(place)):
+    if has_fast_bfloat16() or (texts == 1 and can_pack(place)):
         return 'bfloat16'
     return 'float32'
 

@@ -1342,7 +1342,7 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     with user_error('no cuda:2 here'):
         choose_device('cuda:2')
 
-# a device | what is there | the type. packed: for generation that is not compiled
+# a device | what is there, and whether it generates a text, compiled or not | the type
 TYPES = '''
 cuda:0 | bfloat16 | bfloat16
 cuda:0 | nothing | float16
@@ -1350,11 +1350,11 @@ cpu | GenuineIntel avx512_bf16 amx_bf16 | bfloat16
 cpu | AuthenticAMD avx512_bf16 | bfloat16
 cpu | GenuineIntel avx512_bf16 | float32
 cpu | AuthenticAMD avx2 | float32
-cpu | AuthenticAMD avx512_bf16 FBGEMM packed | float16
-cpu | AuthenticAMD avx512_bf16 packed | bfloat16
+cpu | AuthenticAMD avx512_bf16 FBGEMM text | float16
+cpu | AuthenticAMD avx512_bf16 text | bfloat16
 cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
-cpu | AuthenticAMD avx2 FBGEMM one_row | bfloat16
-cpu | other one_row | float32
+cpu | AuthenticAMD avx2 FBGEMM text compiled | bfloat16
+cpu | other text compiled | float32
 '''
 
 @parametrize('place, there, want', rows(TYPES))
@@ -1364,7 +1364,7 @@ def test_a_type_is_used_only_where_it_is_fast(place, there, want, monkeypatch):
     monkeypatch.setattr('model.can_pack', lambda place: 'FBGEMM' in there)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: 'bfloat16' in there)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    assert choose_dtype('auto', place, packed='packed' in there, one_row='one_row' in there) == want
+    assert choose_dtype('auto', place, 'text' in there, 'compiled' in there) == want
     assert not has_fast_bfloat16('missing')
 
 # a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
