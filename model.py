@@ -502,7 +502,6 @@ PEAK_FLOPS = {
     'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
-DTYPES = 'float32', 'bfloat16', 'float16'
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
@@ -527,10 +526,10 @@ def choose_dtype(dtype, place, texts=0, compiled=False):
     does not do. If it generates one text, reading half the bytes counts more than slow arithmetic: with AVX2 alone,
     bfloat16 makes 1.6 times as many tokens a second as float32.
     """
-    if dtype in DTYPES:
+    if dtype in ('float32', 'bfloat16', 'float16'):
         return dtype
     if dtype != 'auto':
-        raise UserError(f'dtype = {dtype!r}: give auto, {", ".join(DTYPES)}')
+        raise UserError(f'dtype = {dtype!r}: give auto, float32, bfloat16 or float16')
     if 'cuda' in place:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return 'bfloat16'
@@ -608,9 +607,8 @@ def set_up(place):
 
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 for an unknown one."""
-    name = device_name(place)
     for card, flops in PEAK_FLOPS.items():
-        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name):
+        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', device_name(place)):
             return flops
     return 0
 
