@@ -558,17 +558,18 @@ def choose_compile(compile, place, flops=0.0):
     """'auto' -> whether compiling is possible and pays for this many FLOPs. Raises UserError."""
     if 'cuda' in place:
         pays_from = 1e15        # an estimate
-        compilers = 'gcc', 'clang', 'cl'        # Triton's launchers are C
+        compiler = 'gcc'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
         # two cores with fast bfloat16 take 140 s for 3e13, or 30 s of compiling and 100 s; others 2.5 times as long
         pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
-        compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
+        compiler = 'g++'        # on a Mac it is clang
         # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
         possible = place == 'cpu' and torch.__version__ >= (2, 7)
+    if os.name == 'nt':
+        compiler = 'cl'
     # some systems have Python.h in a separate package
-    possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists()
-    possible = possible and any(map(shutil.which, compilers))
+    possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists() and bool(shutil.which(compiler))
     if compile == 'auto':
         return possible and flops >= pays_from
     if compile not in (False, possible):
