@@ -603,8 +603,7 @@ def set_up(place):
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
         # the first compile takes 8 s less without asking g++ what the CPU can do
-        if can_pack(place):         # x86
-            os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
+        os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 for an unknown one."""
