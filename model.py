@@ -842,9 +842,8 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
 
 def remove_checkpoint(folder):
     """Removes a checkpoint; from the first moment on it no longer looks like one."""
-    unfinished = folder.with_name(f'.{folder.name}.partial')
-    os.rename(folder, unfinished)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    hidden = folder.rename(folder.with_name(f'.{folder.name}.partial'))
+    shutil.rmtree(hidden, ignore_errors=True)
 
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there, as it was written."""
