@@ -621,7 +621,7 @@ GPT2_NAMES = {
     'model.layers': 'transformer.h',
     'model.norm': 'transformer.ln_f',
     'input_layernorm': 'ln_1',
-    'self_attn.q_proj': 'attn.c_attn',          # q, k and v joined
+    'self_attn.[qkv]_proj': 'attn.c_attn',      # joined, in this order
     'self_attn.o_proj': 'attn.c_proj',
     'post_attention_layernorm': 'ln_2',
     'mlp.up_proj': 'mlp.c_fc',
@@ -632,13 +632,10 @@ def to_gpt2(tensors):
     """Our names of weights -> GPT-2's, which joins q, k and v, and whose blocks store matrices as (in, out)."""
     out = {}
     for name, x in tensors.items():
-        if '.k_proj.' in name or '.v_proj.' in name:
-            continue
-        if '.q_proj.' in name:
-            x = torch.cat([tensors[name.replace('q_proj', f'{part}_proj')] for part in 'qkv'])
         for ours, theirs in GPT2_NAMES.items():
-            name = name.replace(ours, theirs)
-        out[name] = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
+            name = re.sub(ours, theirs, name)
+        x = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
+        out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
 
 def from_gpt2(tensors):
@@ -650,10 +647,11 @@ def from_gpt2(tensors):
         x = x.t() if '.c_' in name else x
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
-        out[name] = x
-        if '.q_proj.' in name:
+        if '[qkv]' in name:
             for part, y in zip('qkv', x.chunk(3)):
-                out[name.replace('q_proj', f'{part}_proj')] = y
+                out[name.replace('[qkv]', part)] = y
+        else:
+            out[name] = x
     return out
 
 def weights_on_disk(model):
