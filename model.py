@@ -88,8 +88,6 @@ class GPTConfig:
                             f'{self.n_kv_head} must divide n_head: change one of them')
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs: head_dim (or n_embd / n_head) = {self.head_dim} must be even')
-        if not 0 <= self.dropout < 1:
-            raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
