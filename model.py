@@ -71,7 +71,7 @@ class GPTConfig:
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
+        self.head_dim = self.head_dim or self.n_embd // self.n_head
         usual = 4 * self.n_embd
         if self.mlp == 'swiglu':
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
