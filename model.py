@@ -701,7 +701,7 @@ def export_config(config, eot=None):
     kind = family(config)
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
-        return dict(d, architectures=['AblationForCausalLM'], gpt_config=asdict(config))
+        return dict(d, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
     d.update(architectures=[name], **{theirs: getattr(config, ours) for theirs, ours in keys.items()}, **fixed)
     if kind == 'gpt2':
