@@ -704,9 +704,7 @@ def export_config(config, eot=None):
         return dict(d, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
     d.update(architectures=[name], **{theirs: getattr(config, ours) for theirs, ours in keys.items()}, **fixed)
-    if kind == 'gpt2':
-        d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
-    elif d.pop('factor') != 1:
+    if d.pop('factor', 1) != 1:
         d['rope_scaling'] = dict(LLAMA3, rope_type='llama3', factor=config.rope_factor)
     return d
 

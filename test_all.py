@@ -935,7 +935,8 @@ def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs)
     from transformers import AutoModelForCausalLM
     model = small_gpt('gpt2', dropout=0.3, attention=ours)
     idx = random_ids(2, 16)
-    other = AutoModelForCausalLM.from_pretrained(save(model), attn_implementation=theirs)
+    other = AutoModelForCausalLM.from_pretrained(save(model), attn_implementation=theirs, attn_pdrop=0.3,
+                                                 resid_pdrop=0.3, embd_pdrop=0.3)
     same_logits(model, other)
     model.train()
     other.train()
