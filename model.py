@@ -875,7 +875,6 @@ def write_gguf(path, model, tok, stop, type_):
         raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
                         'BPE with the pattern of GPT-2 or GPT-4. for the tokenizers of others, give the checkpoint to '
                         "llama.cpp's convert_hf_to_gguf.py")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
     w.add_name(Path(path).stem)
