@@ -877,7 +877,6 @@ def write_gguf(path, model, tok, stop, type_):
                         "llama.cpp's convert_hf_to_gguf.py")
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
-    w.add_name(Path(path).stem)
     add_shape(w, c)
     add_tokens(w, tok, stop, c.vocab_size, gguf.TokenType)
 
