@@ -417,8 +417,8 @@ class GPT(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
         if c.position == 'rope' and not self.lm_head.weight.is_meta:
-            positions = torch.arange(c.block_size)
-            tables = rope_angles(positions, c.head_dim, c.rope_theta, c.rope_factor)      # (block_size, hs/2) each
+            # (block_size, hs/2) each
+            tables = rope_angles(torch.arange(c.block_size), c.head_dim, c.rope_theta, c.rope_factor)
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
@@ -652,10 +652,13 @@ def from_gpt2(tensors):
             out[name] = x
     return out
 
+# what has a row for each id, and for the padding
+PADDED = 'model.embed_tokens.weight', 'lm_head.weight'
+
 def weights_on_disk(model):
     """The weights as Hugging Face names and shapes them, in float32, without padding or a tied head."""
     tensors = model.state_dict()
-    for name in ('model.embed_tokens.weight', 'lm_head.weight'):
+    for name in PADDED:
         tensors[name] = tensors[name][:model.config.vocab_size]
     if model.config.tie_weights:
         del tensors['lm_head.weight']
@@ -772,7 +775,7 @@ def load_model(folder, **overrides):
             model = GPT(config)
         if config.tie_weights:
             tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
-        for name in ('model.embed_tokens.weight', 'lm_head.weight'):
+        for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
