@@ -746,8 +746,7 @@ def find_folder(name, say=print):
             folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
         except Exception as e:          # of many kinds: no network, no such model, no permission
             raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check '
-                            f'the name (`ls out` shows the runs) and the network, or download it by hand and give its '
-                            f'folder')
+                            f'the name (`ls out` shows the runs) and the network, or give a folder of your own')
         import_config(folder)
     return folder
 
@@ -875,9 +874,8 @@ def write_gguf(path, model, tok, stop, type_):
     import gguf
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
-        raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
-                        'BPE with the pattern of GPT-2 or GPT-4. for the tokenizers of others, give the checkpoint to '
-                        "llama.cpp's convert_hf_to_gguf.py")
+        raise UserError('GGUF has no form for this model, only for a Llama, Qwen3 or GPT-2 with a BPE tokenizer of '
+                        "ours: for one of others, give the checkpoint to llama.cpp's convert_hf_to_gguf.py")
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
     add_shape(w, c)
