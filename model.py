@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, file_sha256, read_json, sync
+from configurator import UserError, file_sha256, read_json, whole_folder
 
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
@@ -797,20 +797,16 @@ def keep_from(folder):
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     return files, {name: config[name] for name in KEPT_IDS if name in config}
 
-def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept=({}, {})):
+def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
     README.md (card) and the sha256 of every file; for resuming, also training.json (a dict) and training.safetensors (a
-    dict of tensors). kept: from keep_from. It gets its name only when all of it is on the disk. Raises UserError if it
-    cannot be written.
+    dict of tensors). kept, ids: from keep_from. It gets its name only when all of it is on the disk. Raises OSError or
+    SafetensorError if it cannot be written.
     """
-    unfinished = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        unfinished.mkdir(parents=True)
+    with whole_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
         save_file(tensors, unfinished / 'training.safetensors')
-        kept_files, ids = kept
         files = {'config.json': export_config(model.config, eot) | ids, 'training.json': training}
         if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
@@ -822,19 +818,12 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1))
-        for name, content in kept_files.items():
+        for name, content in kept.items():
             (unfinished / name).write_bytes(content)
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
-        for path in unfinished.iterdir():
-            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read its files
-            sync(path)
-        sync(unfinished)
-        os.rename(unfinished, folder)
-        sync(folder.parent)
-    except (OSError, SafetensorError) as e:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise UserError(f'{folder} cannot be saved ({e})')
+        for path in unfinished.glob('*.safetensors'):
+            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read them
 
 def remove_checkpoint(folder):
     """Removes a checkpoint; from the first moment on it no longer looks like one."""

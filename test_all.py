@@ -933,10 +933,9 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
 @parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
 def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs):
     from transformers import AutoModelForCausalLM
-    model = small_gpt('gpt2', dropout=0.3, attention=ours)
+    model = small_gpt('gpt2', dropout=0.1, attention=ours)          # as there, if config.json does not say
     idx = random_ids(2, 16)
-    other = AutoModelForCausalLM.from_pretrained(save(model), attn_implementation=theirs, attn_pdrop=0.3,
-                                                 resid_pdrop=0.3, embd_pdrop=0.3)
+    other = AutoModelForCausalLM.from_pretrained(save(model), attn_implementation=theirs)
     same_logits(model, other)
     model.train()
     other.train()
@@ -1221,7 +1220,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
     assert newest_whole('run') == newer
 
 class Killed(BaseException):
-    """Nothing runs after it, as after kill -9."""
+    """No handler sees it, as none sees kill -9, which leaves an unfinished folder, too."""
 
 def fail_at(moment, error, patch):
     """Raises an error instead of one of the calls by which a save changes the disk."""
@@ -1248,8 +1247,8 @@ def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one
             try:
                 saved = save(model, run / 'step_00000002')
             except Killed:
-                pass
-            except UserError:
+                (run / '.step_00000002.partial').mkdir()
+            except OSError:
                 assert not [*run.glob('.*')]
         newest = newest_whole(run, pytest.fail)
         load_model(newest)
