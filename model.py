@@ -350,11 +350,12 @@ class KVCache:
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.head_dim)
-        # one tensor per layer: if they shared one, compiled code would copy all of it at every step
-        self.k = [torch.zeros(shape, device=device, dtype=model.compute_dtype) for _ in range(config.n_layer)]
-        self.v = [torch.zeros_like(k) for k in self.k]
-        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.rows = torch.arange(batch, device=device)[:, None]
+        with device:
+            # one tensor per layer: if they shared one, compiled code would copy all of it at every step
+            self.k = [torch.zeros(shape, dtype=model.compute_dtype) for _ in range(config.n_layer)]
+            self.v = [torch.zeros_like(k) for k in self.k]
+            self.lengths = torch.zeros(batch, dtype=torch.int64)
+            self.rows = torch.arange(batch)[:, None]
         self.size = size
         if device.type == 'cuda' and 'torch._dynamo' in sys.modules:        # CUDA graphs write only to fixed addresses
             for t in (*self.k, *self.v, self.lengths, self.rows):
