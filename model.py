@@ -657,7 +657,7 @@ def from_gpt2(tensors):
 PADDED = 'model.embed_tokens.weight', 'lm_head.weight'
 
 def weights_on_disk(model):
-    """The weights as Hugging Face names and shapes them, in float32, without padding or a tied head."""
+    """The weights as Hugging Face names and shapes them, without padding or a tied head."""
     tensors = model.state_dict()
     for name in PADDED:
         tensors[name] = tensors[name][:model.config.vocab_size]
@@ -665,7 +665,7 @@ def weights_on_disk(model):
         del tensors['lm_head.weight']
     if family(model.config) == 'gpt2':
         tensors = to_gpt2(tensors)
-    return {name: x.float().contiguous() for name, x in tensors.items()}
+    return {name: x.contiguous() for name, x in tensors.items()}
 
 # the names in config.json of our fields
 LLAMA_KEYS = dict(
