@@ -312,20 +312,21 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.kind, self.dropout = config.mlp, config.dropout
-        if config.mlp == 'swiglu':
-            self.gate_proj = Linear(config.n_embd, config.d_ff, config.bias)
-        self.up_proj = Linear(config.n_embd, config.d_ff, config.bias)
-        self.down_proj = Linear(config.d_ff, config.n_embd, config.bias)
+        c = self.config = config
+        if c.mlp == 'swiglu':
+            self.gate_proj = Linear(c.n_embd, c.d_ff, c.bias)
+        self.up_proj = Linear(c.n_embd, c.d_ff, c.bias)
+        self.down_proj = Linear(c.d_ff, c.n_embd, c.bias)
 
     def forward(self, x):
-        if self.kind == 'swiglu':
+        c = self.config
+        if c.mlp == 'swiglu':
             x = F.silu(self.gate_proj(x)) * self.up_proj(x)
-        elif self.kind == 'silu':
+        elif c.mlp == 'silu':
             x = F.silu(self.up_proj(x))
         else:
             x = F.gelu(self.up_proj(x), approximate='tanh')
-        return F.dropout(self.down_proj(x), self.dropout, self.training)
+        return F.dropout(self.down_proj(x), c.dropout, self.training)
 
 class Block(nn.Module):
     def __init__(self, config, layer=0):
