@@ -998,7 +998,6 @@ def test_a_checkpoint_gives_the_same_model_back(name):
     again = load_model(save(model), attention=model.config.attention)
     assert again.config == model.config
     assert torch.equal(again(idx), model(idx))
-    assert again.num_params() == model.num_params()
 
 def same_logits(ours, theirs):
     """That a model of ours and one of transformers have the same logits."""
