@@ -144,10 +144,9 @@ def fused_attention(q, k, v, mask=None, dropout=0.0):
     The same by torch's kernels, which hold no (T, T) matrix in memory. Without a mask it is causal, the fastest case.
     On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
-    # on a CPU the backward pass is 5 times as fast in float32 as in bfloat16
     dtype = q.dtype
-    if q.device.type == 'cpu' and dtype == torch.bfloat16:
-        q, k, v = q.float(), k.float(), v.float()
+    if q.device.type == 'cpu':          # there the backward pass is 5 times as fast in float32 as in 16 bits
+        q, k, v = upcast(q), upcast(k), upcast(v)
     y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
     return y.to(dtype)
 
