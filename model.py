@@ -401,15 +401,16 @@ class GPT(nn.Module):
 
         Weights of norms are 1; biases and the rows of padding are 0.
         """
+        c = self.config
         for name, p in self.named_parameters():
             last = name.endswith(('o_proj.weight', 'down_proj.weight'))
-            if self.config.position == 'learned' and p.dim() == 2:
-                std = 0.02 / math.sqrt(2 * self.config.n_layer) if last else 0.02
+            if c.position == 'learned' and p.dim() == 2:
+                std = 0.02 / math.sqrt(2 * c.n_layer) if last else 0.02
                 p.normal_(0.0, std)
             elif last:
                 p.zero_()
         for w in (self.model.embed_tokens.weight, self.lm_head.weight):
-            w[self.config.vocab_size:] = 0
+            w[c.vocab_size:] = 0
 
     def tie_and_tabulate(self):
         """Makes what a checkpoint does not hold: the head if it is the embedding, and the tables of rope."""
@@ -700,7 +701,7 @@ def family(config):
                 return kind
     return 'gpt_ablation'
 
-def export_config(config, eot=None):
+def export_config(config, eot):
     """The config.json of a model, for transformers if that knows its kind."""
     kind = family(config)
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
@@ -836,8 +837,7 @@ def check_manifest(folder):
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
         if not path.is_file() or file_sha256(path) != sha256:
-            raise UserError(f'{path} is damaged or missing (its sha256 is not that of {MANIFEST}): use another '
-                            f'checkpoint')
+            raise UserError(f'{path} is damaged or missing (its sha256 is not that in {MANIFEST}): use another one')
 
 def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
