@@ -748,7 +748,7 @@ def find_folder(name, say=print):
             folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
         except Exception as e:          # of many kinds: no network, no such model, no permission
             raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check '
-                            f'the name (`ls out` shows the runs) and the network, or give the folder of your own download')
+                            f'the name (`ls out` shows the runs) and the network, or give the folder of a download')
         import_config(folder)
     return folder
 
