@@ -79,7 +79,7 @@ def machine(flops=math.inf, texts=0):
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
-    dtype = choose_dtype(train.dtype, device, packed=texts and not compiled, one_row=texts == 1)
+    dtype = choose_dtype(train.dtype, device, texts, compiled)
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 

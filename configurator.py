@@ -21,8 +21,9 @@ import math
 import os
 import re
 import runpy
+import shutil
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
@@ -113,6 +114,22 @@ def sync(path):
         handle = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
         os.fsync(handle)
         os.close(handle)
+
+@contextmanager
+def whole_folder(folder):
+    """A folder to fill, which gets its name only when all of it is on the disk; after an error it is gone."""
+    unfinished = folder.with_name(f'.{folder.name}.partial')
+    shutil.rmtree(unfinished, ignore_errors=True)           # left by a process that was killed
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in unfinished.iterdir():
+            sync(path)
+        sync(unfinished)
+        os.rename(unfinished, folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 # -----------------------------------------------------------------------------
 # knobs

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, file_sha256, read_json, sync
+from configurator import UserError, file_sha256, read_json, whole_folder
 
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
@@ -70,7 +70,7 @@ class GPTConfig:
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
+        self.head_dim = self.head_dim or self.n_embd // self.n_head
         usual = 4 * self.n_embd
         if self.mlp == 'swiglu':
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
@@ -87,8 +87,6 @@ class GPTConfig:
                             f'{self.n_kv_head} must divide n_head: change one of them')
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs: head_dim (or n_embd / n_head) = {self.head_dim} must be even')
-        if not 0 <= self.dropout < 1:
-            raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
@@ -145,10 +143,9 @@ def fused_attention(q, k, v, mask=None, dropout=0.0):
     The same by torch's kernels, which hold no (T, T) matrix in memory. Without a mask it is causal, the fastest case.
     On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
-    # on a CPU the backward pass is 5 times as fast in float32 as in bfloat16
     dtype = q.dtype
-    if q.device.type == 'cpu' and dtype == torch.bfloat16:
-        q, k, v = q.float(), k.float(), v.float()
+    if q.device.type == 'cpu':          # there the backward pass is 5 times as fast in float32 as in 16 bits
+        q, k, v = upcast(q), upcast(k), upcast(v)
     y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
     return y.to(dtype)
 
@@ -249,9 +246,11 @@ class ValueEmbedding(nn.Module):
     What a layer adds to its values: an embedding of each token (arXiv:2410.17897), times a gate for each head that
     reads the first 12 channels (as in nanochat). x (B, T, C), idx (B, T) -> (B, T, nkv, hs)
     """
+    channels = 12
+
     def __init__(self, config):
         super().__init__()
-        self.n_kv_head, self.channels = config.n_kv_head, min(12, config.n_embd)
+        self.n_kv_head = config.n_kv_head
         self.embed_values = Embedding(config.vocab_size, config.n_kv_head * config.head_dim, 0.02)
         self.gate_proj = Linear(self.channels, config.n_kv_head)
 
@@ -265,10 +264,11 @@ class Attention(nn.Module):
         super().__init__()
         c = self.config = config
         self.layer = layer
-        self.q_proj = Linear(c.n_embd, c.n_head * c.head_dim, c.bias)
-        self.k_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
-        self.v_proj = Linear(c.n_embd, c.n_kv_head * c.head_dim, c.bias)
-        self.o_proj = Linear(c.n_head * c.head_dim, c.n_embd, c.bias)
+        width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+        self.q_proj = Linear(c.n_embd, width, c.bias)
+        self.k_proj = Linear(c.n_embd, kv_width, c.bias)
+        self.v_proj = Linear(c.n_embd, kv_width, c.bias)
+        self.o_proj = Linear(width, c.n_embd, c.bias)
         norm = RMSNorm if c.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
         # in the last layer and every other one before it
@@ -313,20 +313,21 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.kind, self.dropout = config.mlp, config.dropout
-        if config.mlp == 'swiglu':
-            self.gate_proj = Linear(config.n_embd, config.d_ff, config.bias)
-        self.up_proj = Linear(config.n_embd, config.d_ff, config.bias)
-        self.down_proj = Linear(config.d_ff, config.n_embd, config.bias)
+        c = self.config = config
+        if c.mlp == 'swiglu':
+            self.gate_proj = Linear(c.n_embd, c.d_ff, c.bias)
+        self.up_proj = Linear(c.n_embd, c.d_ff, c.bias)
+        self.down_proj = Linear(c.d_ff, c.n_embd, c.bias)
 
     def forward(self, x):
-        if self.kind == 'swiglu':
+        c = self.config
+        if c.mlp == 'swiglu':
             x = F.silu(self.gate_proj(x)) * self.up_proj(x)
-        elif self.kind == 'silu':
+        elif c.mlp == 'silu':
             x = F.silu(self.up_proj(x))
         else:
             x = F.gelu(self.up_proj(x), approximate='tanh')
-        return F.dropout(self.down_proj(x), self.dropout, self.training)
+        return F.dropout(self.down_proj(x), c.dropout, self.training)
 
 class Block(nn.Module):
     def __init__(self, config, layer=0):
@@ -351,11 +352,12 @@ class KVCache:
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.head_dim)
-        # one tensor per layer: if they shared one, compiled code would copy all of it at every step
-        self.k = [torch.zeros(shape, device=device, dtype=model.compute_dtype) for _ in range(config.n_layer)]
-        self.v = [torch.zeros_like(k) for k in self.k]
-        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.rows = torch.arange(batch, device=device)[:, None]
+        with device:
+            # one tensor per layer: if they shared one, compiled code would copy all of it at every step
+            self.k = [torch.zeros(shape, dtype=model.compute_dtype) for _ in range(config.n_layer)]
+            self.v = [torch.zeros_like(k) for k in self.k]
+            self.lengths = torch.zeros(batch, dtype=torch.int64)
+            self.rows = torch.arange(batch)[:, None]
         self.size = size
         if device.type == 'cuda' and 'torch._dynamo' in sys.modules:        # CUDA graphs write only to fixed addresses
             for t in (*self.k, *self.v, self.lengths, self.rows):
@@ -401,15 +403,16 @@ class GPT(nn.Module):
 
         Weights of norms are 1; biases and the rows of padding are 0.
         """
+        c = self.config
         for name, p in self.named_parameters():
             last = name.endswith(('o_proj.weight', 'down_proj.weight'))
-            if self.config.position == 'learned' and p.dim() == 2:
-                std = 0.02 / math.sqrt(2 * self.config.n_layer) if last else 0.02
+            if c.position == 'learned' and p.dim() == 2:
+                std = 0.02 / math.sqrt(2 * c.n_layer) if last else 0.02
                 p.normal_(0.0, std)
             elif last:
                 p.zero_()
         for w in (self.model.embed_tokens.weight, self.lm_head.weight):
-            w[self.config.vocab_size:] = 0
+            w[c.vocab_size:] = 0
 
     def tie_and_tabulate(self):
         """Makes what a checkpoint does not hold: the head if it is the embedding, and the tables of rope."""
@@ -418,8 +421,8 @@ class GPT(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
         if c.position == 'rope' and not self.lm_head.weight.is_meta:
-            positions = torch.arange(c.block_size)
-            tables = rope_angles(positions, c.head_dim, c.rope_theta, c.rope_factor)      # (block_size, hs/2) each
+            # (block_size, hs/2) each
+            tables = rope_angles(torch.arange(c.block_size), c.head_dim, c.rope_theta, c.rope_factor)
             self.register_buffer('angles', torch.stack(tables), persistent=False)
 
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
@@ -499,7 +502,6 @@ PEAK_FLOPS = {
     'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
-DTYPES = 'float32', 'bfloat16', 'float16'
 
 def choose_device(device, local_rank=0):
     """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
@@ -517,23 +519,24 @@ def choose_device(device, local_rank=0):
                         f'processes than GPUs')
     return device
 
-def choose_dtype(dtype, place, packed=False, one_row=False):
+def choose_dtype(dtype, place, texts=0, compiled=False):
     """
-    'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs that have only that and for matrices
-    that can be packed, else float32. one_row: whether compiled code generates one text, where reading half the bytes
-    counts more than slow arithmetic: with AVX2 alone, bfloat16 makes 1.6 times as many tokens a second as float32.
+    'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs that have only that, else float32.
+    texts: how many a CPU generates at once, for which float16 is best if matrices can be packed, which compiled code
+    does not do. If it generates one text, reading half the bytes counts more than slow arithmetic: with AVX2 alone,
+    bfloat16 makes 1.6 times as many tokens a second as float32.
     """
-    if dtype in DTYPES:
+    if dtype in ('float32', 'bfloat16', 'float16'):
         return dtype
     if dtype != 'auto':
-        raise UserError(f'dtype = {dtype!r}: give auto, {", ".join(DTYPES)}')
+        raise UserError(f'dtype = {dtype!r}: give auto, float32, bfloat16 or float16')
     if 'cuda' in place:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return 'bfloat16'
         return 'float16' if torch.cuda.get_device_capability(place)[0] >= 7 else 'float32'
-    if packed and can_pack(place):
+    if texts and not compiled and can_pack(place):
         return 'float16'
-    if has_fast_bfloat16() or (one_row and can_pack(place)):
+    if has_fast_bfloat16() or (texts == 1 and can_pack(place)):
         return 'bfloat16'
     return 'float32'
 
@@ -555,17 +558,18 @@ def choose_compile(compile, place, flops=0.0):
     """'auto' -> whether compiling is possible and pays for this many FLOPs. Raises UserError."""
     if 'cuda' in place:
         pays_from = 1e15        # an estimate
-        compilers = 'gcc', 'clang', 'cl'        # Triton's launchers are C
+        compiler = 'gcc'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
     else:
         # two cores with fast bfloat16 take 140 s for 3e13, or 30 s of compiling and 100 s; others 2.5 times as long
         pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
-        compilers = ('cl',) if os.name == 'nt' else ('g++', 'clang++')
+        compiler = 'g++'        # on a Mac it is clang
         # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
         possible = place == 'cpu' and torch.__version__ >= (2, 7)
+    if os.name == 'nt':
+        compiler = 'cl'
     # some systems have Python.h in a separate package
-    possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists()
-    possible = possible and any(map(shutil.which, compilers))
+    possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists() and bool(shutil.which(compiler))
     if compile == 'auto':
         return possible and flops >= pays_from
     if compile not in (False, possible):
@@ -599,14 +603,12 @@ def set_up(place):
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
         # the first compile takes 8 s less without asking g++ what the CPU can do
-        if can_pack(place):         # x86
-            os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
+        os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 for an unknown one."""
-    name = device_name(place)
     for card, flops in PEAK_FLOPS.items():
-        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', name):
+        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', device_name(place)):
             return flops
     return 0
 
@@ -619,7 +621,7 @@ GPT2_NAMES = {
     'model.layers': 'transformer.h',
     'model.norm': 'transformer.ln_f',
     'input_layernorm': 'ln_1',
-    'self_attn.q_proj': 'attn.c_attn',          # q, k and v joined
+    'self_attn.[qkv]_proj': 'attn.c_attn',      # joined, in this order
     'self_attn.o_proj': 'attn.c_proj',
     'post_attention_layernorm': 'ln_2',
     'mlp.up_proj': 'mlp.c_fc',
@@ -630,13 +632,10 @@ def to_gpt2(tensors):
     """Our names of weights -> GPT-2's, which joins q, k and v, and whose blocks store matrices as (in, out)."""
     out = {}
     for name, x in tensors.items():
-        if '.k_proj.' in name or '.v_proj.' in name:
-            continue
-        if '.q_proj.' in name:
-            x = torch.cat([tensors[name.replace('q_proj', f'{part}_proj')] for part in 'qkv'])
         for ours, theirs in GPT2_NAMES.items():
-            name = name.replace(ours, theirs)
-        out[name] = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
+            name = re.sub(ours, theirs, name)
+        x = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
+        out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
 
 def from_gpt2(tensors):
@@ -648,22 +647,26 @@ def from_gpt2(tensors):
         x = x.t() if '.c_' in name else x
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
-        out[name] = x
-        if '.q_proj.' in name:
+        if '[qkv]' in name:
             for part, y in zip('qkv', x.chunk(3)):
-                out[name.replace('q_proj', f'{part}_proj')] = y
+                out[name.replace('[qkv]', part)] = y
+        else:
+            out[name] = x
     return out
 
+# what has a row for each id, and for the padding
+PADDED = 'model.embed_tokens.weight', 'lm_head.weight'
+
 def weights_on_disk(model):
-    """The weights as Hugging Face names and shapes them, in float32, without padding or a tied head."""
+    """The weights as Hugging Face names and shapes them, without padding or a tied head."""
     tensors = model.state_dict()
-    for name in ('model.embed_tokens.weight', 'lm_head.weight'):
+    for name in PADDED:
         tensors[name] = tensors[name][:model.config.vocab_size]
     if model.config.tie_weights:
         del tensors['lm_head.weight']
     if family(model.config) == 'gpt2':
         tensors = to_gpt2(tensors)
-    return {name: x.float().contiguous() for name, x in tensors.items()}
+    return {name: x.contiguous() for name, x in tensors.items()}
 
 # the names in config.json of our fields
 LLAMA_KEYS = dict(
@@ -698,17 +701,15 @@ def family(config):
                 return kind
     return 'gpt_ablation'
 
-def export_config(config, eot=None):
+def export_config(config, eot):
     """The config.json of a model, for transformers if that knows its kind."""
     kind = family(config)
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
-        return dict(d, architectures=['AblationForCausalLM'], gpt_config=asdict(config))
+        return dict(d, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
     d.update(architectures=[name], **{theirs: getattr(config, ours) for theirs, ours in keys.items()}, **fixed)
-    if kind == 'gpt2':
-        d.update(attn_pdrop=config.dropout, resid_pdrop=config.dropout, embd_pdrop=config.dropout)
-    elif d.pop('factor') != 1:
+    if d.pop('factor', 1) != 1:
         d['rope_scaling'] = dict(LLAMA3, rope_type='llama3', factor=config.rope_factor)
     return d
 
@@ -739,19 +740,17 @@ def find_folder(name, say=print):
     if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
                         f'gpt2, or owner/model on the hub; `ls out` shows the runs')
-    # config.json first: a model that is not supported is refused before its weights are downloaded
-    import_config(download(name, ['*.json']))
-    return download(name, ['*.json', '*.jinja', 'model*.safetensors'])
-
-def download(name, patterns):
-    """Files of a model on the Hugging Face hub -> their folder. Raises UserError."""
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
-    try:        # without the manifest of one of ours: it names files that are not needed
-        return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
-    except Exception as e:          # of many kinds: no network, no such model, no permission
-        raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check the '
-                        f'name (`ls out` shows the runs) and the network, or download it by hand and give its folder')
+    # config.json first: a model that is not supported is refused before its weights are downloaded
+    for patterns in '*.json', ['*.jinja', 'model*.safetensors']:
+        try:        # without the manifest of one of ours: it names files that are not needed
+            folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
+        except Exception as e:          # of many kinds: no network, no such model, no permission
+            raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check '
+                            f'the name (`ls out` shows the runs) and the network, or give the folder of a download')
+        import_config(folder)
+    return folder
 
 # tables and masks, which files of older models hold
 NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
@@ -777,7 +776,7 @@ def load_model(folder, **overrides):
             model = GPT(config)
         if config.tie_weights:
             tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
-        for name in ('model.embed_tokens.weight', 'lm_head.weight'):
+        for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
@@ -800,20 +799,16 @@ def keep_from(folder):
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     return files, {name: config[name] for name in KEPT_IDS if name in config}
 
-def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept=({}, {})):
+def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
     README.md (card) and the sha256 of every file; for resuming, also training.json (a dict) and training.safetensors (a
-    dict of tensors). kept: from keep_from. It gets its name only when all of it is on the disk. Raises UserError if it
-    cannot be written.
+    dict of tensors). kept, ids: from keep_from. It gets its name only when all of it is on the disk. Raises OSError or
+    SafetensorError if it cannot be written.
     """
-    unfinished = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        unfinished.mkdir(parents=True)
+    with whole_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
         save_file(tensors, unfinished / 'training.safetensors')
-        kept_files, ids = kept
         files = {'config.json': export_config(model.config, eot) | ids, 'training.json': training}
         if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
@@ -825,37 +820,28 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1))
-        for name, content in kept_files.items():
+        for name, content in kept.items():
             (unfinished / name).write_bytes(content)
         hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
-        for path in unfinished.iterdir():
-            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read its files
-            sync(path)
-        sync(unfinished)
-        os.rename(unfinished, folder)
-        sync(folder.parent)
-    except (OSError, SafetensorError) as e:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise UserError(f'{folder} cannot be saved ({e})')
+        for path in unfinished.glob('*.safetensors'):
+            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read them
 
 def remove_checkpoint(folder):
     """Removes a checkpoint; from the first moment on it no longer looks like one."""
-    unfinished = folder.with_name(f'.{folder.name}.partial')
-    os.rename(folder, unfinished)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    hidden = folder.rename(folder.with_name(f'.{folder.name}.partial'))
+    shutil.rmtree(hidden, ignore_errors=True)
 
 def check_manifest(folder):
     """Raises UserError unless every file of a checkpoint is there, as it was written."""
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
         if not path.is_file() or file_sha256(path) != sha256:
-            raise UserError(f'{path} is damaged or missing (its sha256 is not that of {MANIFEST}): use another '
-                            f'checkpoint')
+            raise UserError(f'{path} is damaged or missing (its sha256 is not that in {MANIFEST}): use another one')
 
 def checkpoints(run):
     """The checkpoints of a run's folder, oldest first."""
-    return sorted(p for p in Path(run).glob('step_*') if re.fullmatch(r'step_\d+', p.name))
+    return sorted(Path(run).glob('step_' + 8 * '[0-9]'))
 
 def newest_whole(run, say=print):
     """The newest whole checkpoint of a run; says what is wrong with newer ones. Raises UserError if there is none."""
@@ -878,13 +864,10 @@ def write_gguf(path, model, tok, stop, type_):
     import gguf
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
-        raise UserError('GGUF has no form for this model: it takes a Llama, a Qwen3 or a GPT-2 whose tokenizer is '
-                        'BPE with the pattern of GPT-2 or GPT-4. for the tokenizers of others, give the checkpoint to '
-                        "llama.cpp's convert_hf_to_gguf.py")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+        raise UserError('GGUF has no form for this model, only for a Llama, Qwen3 or GPT-2 with a BPE tokenizer of '
+                        "ours: for one of others, give the checkpoint to llama.cpp's convert_hf_to_gguf.py")
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
-    w.add_name(Path(path).stem)
     add_shape(w, c)
     add_tokens(w, tok, stop, c.vocab_size, gguf.TokenType)
 

@@ -21,7 +21,6 @@ import lzma
 import math
 import os
 import re
-import shutil
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -36,7 +35,7 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from configurator import UserError, configure, file_sha256, launch, read_json, sync
+from configurator import UserError, configure, file_sha256, launch, read_json, whole_folder
 from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, byte_tokenizer, check_vocab_size, default_workers, load_tokenizer, merge_words,
                        parallel_map, read_blocks)
@@ -379,20 +378,12 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
-    new = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(new, ignore_errors=True)          # left by a process that was killed
-    new.mkdir()
-    try:
+    with whole_folder(folder) as new:
         meta.update(write_shards(new, tok, join_parts(read())))
         meta['val'].update(compress(new / 'val_000.bin', tok))
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(meta, indent=1))
-        for path in new.iterdir():
-            sync(path)
-        new.replace(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
     print_summary(meta, tok)
 
 def write_shards(folder, tok, batches):

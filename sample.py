@@ -189,7 +189,7 @@ def main():
     place = choose_device(device)
     set_up(place)
     compiled = choose_compile(compile, place)
-    type_ = choose_dtype(dtype, place, packed=not compiled, one_row=compiled and num_samples == 1)
+    type_ = choose_dtype(dtype, place, num_samples, compiled)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
     stop = find_stop(folder, tok)

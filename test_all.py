@@ -880,7 +880,7 @@ def plain_gpt(model, idx):
     return plain_linear(plain_norm(x, model.model.norm), model.lm_head)
 
 def test_the_loss_and_every_gradient_are_those_of_the_chain_rule_number_by_number():
-    model = to_double(small_gpt(n_embd=8, n_head=2, value_embeds=True))
+    model = to_double(small_gpt(n_embd=12, n_head=2, value_embeds=True))
     layers = [layer for layer in model.modules() if hasattr(layer, 'weight')]
     for layer in layers:
         layer.values = np.vectorize(Value)(layer.weight.detach())
@@ -931,7 +931,7 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
 @parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
 def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs):
     from transformers import AutoModelForCausalLM
-    model = small_gpt('gpt2', dropout=0.3, attention=ours)
+    model = small_gpt('gpt2', dropout=0.1, attention=ours)          # as there, if config.json does not say
     idx = random_ids(2, 16)
     other = AutoModelForCausalLM.from_pretrained(save(model), attn_implementation=theirs)
     same_logits(model, other)
@@ -983,7 +983,7 @@ def test_the_padding_of_the_vocabulary_never_matters(name):
 # -----------------------------------------------------------------------------
 # folders, our own and those of others
 
-def save(model, folder='step_1', eot=None):
+def save(model, folder='step_00000001', eot=None):
     byte_tokenizer().save('tokenizer.json')
     folder, tensors = Path(folder), dict(moments=torch.ones(3))
     save_checkpoint(folder, model, Path('tokenizer.json'), eot, dict(step=1), tensors, 'No UTF-8: \udcff')
@@ -996,7 +996,6 @@ def test_a_checkpoint_gives_the_same_model_back(name):
     again = load_model(save(model), attention=model.config.attention)
     assert again.config == model.config
     assert torch.equal(again(idx), model(idx))
-    assert again.num_params() == model.num_params()
 
 def same_logits(ours, theirs):
     """That a model of ours and one of transformers have the same logits."""
@@ -1155,8 +1154,8 @@ def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, s
     folder = save(small_gpt(vocab_size=300), eot=7)
     os.remove(folder / 'manifest.json')
     small_bpe.save(folder / 'tokenizer.json')
-    run_main(sample, out_dir=str(folder), gguf='new/m.gguf', dtype=dtype)
-    reader = gguf.GGUFReader('new/m.gguf')
+    run_main(sample, out_dir=str(folder), gguf='m.gguf', dtype=dtype)
+    reader = gguf.GGUFReader('m.gguf')
     assert {len(tensor.shape): tensor.tensor_type for tensor in reader.tensors} == {1: 0, 2: number}
     assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
 
@@ -1194,8 +1193,8 @@ def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
 # nothing is lost: damage, and crashes while a checkpoint is written
 
 def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
-    older = save(small_gpt(), 'run/step_08')
-    newer = save(small_gpt(), 'run/step_10')
+    older = save(small_gpt(), 'run/step_00000008')
+    newer = save(small_gpt(), 'run/step_00000010')
     for path in sorted(newer.iterdir()):
         whole = path.read_bytes()
         changed = whole[:9] + b'?' + whole[10:]
@@ -1215,7 +1214,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
     assert newest_whole('run') == newer
 
 class Killed(BaseException):
-    """Nothing runs after it, as after kill -9."""
+    """No handler sees it, as none sees kill -9, which leaves an unfinished folder, too."""
 
 def fail_at(moment, error, patch):
     """Raises an error instead of one of the calls by which a save changes the disk."""
@@ -1234,26 +1233,26 @@ def fail_at(moment, error, patch):
 @parametrize('error', [Killed(), OSError(28, 'No space left on device')])
 def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one(error, monkeypatch):
     model = small_gpt()
-    run = save(model, 'run/step_1').parent
+    run = save(model, 'run/step_00000001').parent
     seen, saved = [], False
     while not saved:
         with monkeypatch.context() as patch:
             fail_at(len(seen), error, patch)
             try:
-                saved = save(model, run / 'step_2')
+                saved = save(model, run / 'step_00000002')
             except Killed:
-                pass
-            except UserError:
+                (run / '.step_00000002.partial').mkdir()
+            except OSError:
                 assert not [*run.glob('.*')]
         newest = newest_whole(run, pytest.fail)
         load_model(newest)
         seen.append(newest.name)
-        shutil.rmtree(run / 'step_2', ignore_errors=True)
+        shutil.rmtree(run / 'step_00000002', ignore_errors=True)
     assert seen == sorted(seen)
-    assert seen.count('step_1') > 10
+    assert seen.count('step_00000001') > 10
 
 def test_a_checkpoint_that_is_half_removed_is_seen_no_more(monkeypatch):
-    folder = save(small_gpt(), 'run/step_1')
+    folder = save(small_gpt(), 'run/step_00000001')
 
     def interrupted(folder, **options):
         if folder.exists():
@@ -1276,7 +1275,7 @@ def test_files_are_on_the_disk_before_they_get_their_name_and_the_name_after(mon
 
     monkeypatch.setattr('os.fsync', lambda fd: synced.add(os.fstat(fd).st_ino))
     monkeypatch.setattr('os.rename', checking_rename)
-    folder = save(small_gpt(), 'run/step_1')
+    folder = save(small_gpt(), 'run/step_00000001')
     assert folder.parent.stat().st_ino in synced
 
 # a hub on this machine: hub/<name> is me/<name>
@@ -1337,7 +1336,7 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     with user_error('no cuda:2 here'):
         choose_device('cuda:2')
 
-# a device | what is there | the type. packed: for generation that is not compiled
+# a device | what is there, and whether it generates a text, compiled or not | the type
 TYPES = '''
 cuda:0 | bfloat16 | bfloat16
 cuda:0 | nothing | float16
@@ -1345,11 +1344,11 @@ cpu | GenuineIntel avx512_bf16 amx_bf16 | bfloat16
 cpu | AuthenticAMD avx512_bf16 | bfloat16
 cpu | GenuineIntel avx512_bf16 | float32
 cpu | AuthenticAMD avx2 | float32
-cpu | AuthenticAMD avx512_bf16 FBGEMM packed | float16
-cpu | AuthenticAMD avx512_bf16 packed | bfloat16
+cpu | AuthenticAMD avx512_bf16 FBGEMM text | float16
+cpu | AuthenticAMD avx512_bf16 text | bfloat16
 cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
-cpu | AuthenticAMD avx2 FBGEMM one_row | bfloat16
-cpu | other one_row | float32
+cpu | AuthenticAMD avx2 FBGEMM text compiled | bfloat16
+cpu | other text compiled | float32
 '''
 
 @parametrize('place, there, want', rows(TYPES))
@@ -1359,17 +1358,17 @@ def test_a_type_is_used_only_where_it_is_fast(place, there, want, monkeypatch):
     monkeypatch.setattr('model.can_pack', lambda place: 'FBGEMM' in there)
     monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda **options: 'bfloat16' in there)
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (7, 0))
-    assert choose_dtype('auto', place, packed='packed' in there, one_row='one_row' in there) == want
+    assert choose_dtype('auto', place, 'text' in there, 'compiled' in there) == want
     assert not has_fast_bfloat16('missing')
 
 # a device | what is not there | whether it can compile. torch 2.6 compiles the embedding's gradient wrong on a CPU
 TOOLS = '''
 cpu | triton | yes
-cpu | g++ clang++ | no
+cpu | g++ | no
 cpu | Python.h | no
 cpu | torch 2.10 | no
 cuda:0 | torch 2.10 | yes
-cuda:0 | gcc clang cl | no
+cuda:0 | gcc | no
 cuda:0 | Python.h | no
 cuda:0 | triton | no
 '''
@@ -2167,7 +2166,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
 @parametrize('now, want', [('bfloat16', 'bfloat16'), ('float16', 'auto')])
 def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
     state = dict(device='cuda', dtype='bfloat16')
-    save_checkpoint(Path('a/step_1'), small_gpt(), Path('no tokenizer'), None, state, {})
+    save_checkpoint(Path('a/step_00000001'), small_gpt(), Path('no tokenizer'), None, state, {})
     monkeypatch.setattr('train.choose_dtype', lambda dtype, place: now)
     with train_knobs(init_from='resume'):
         _, state = train.read_state(Path('a'), 'cuda:0')
@@ -2382,7 +2381,7 @@ def test_all_that_a_model_on_a_gpu_computes_with_lies_there(name, monkeypatch):
 
 def write_run(name, age=0):
     """A run of a model that says anything, so many seconds old."""
-    folder = save(small_gpt(vocab_size=257), f'out/{name}/step_1', eot=256)
+    folder = save(small_gpt(vocab_size=257), f'out/{name}/step_00000001', eot=256)
     made = time.time() - age
     os.utime(folder, (made, made))
     return folder
@@ -2403,11 +2402,11 @@ def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(pri
 def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     write_run('new', age=10)
     write_run('older', age=30)
-    shutil.copytree('out/new/step_1', 'out/new/step_2')
-    write('out/new/step_2/config.json', '{}')
+    shutil.copytree('out/new/step_00000001', 'out/new/step_00000002')
+    write('out/new/step_00000002/config.json', '{}')
     done = launch(HERE / 'sample.py', '--temperature=0', '--max_new_tokens=9', '--start=ab', '--device=cpu')
-    assert 'step_2/config.json is damaged' in done.stderr
-    assert 'out/new/step_1 |' in done.stderr
+    assert 'step_00000002/config.json is damaged' in done.stderr
+    assert 'out/new/step_00000001 |' in done.stderr
     assert '\n36 tokens in' in done.stderr
     texts = texts_in(done.stdout)
     assert texts == 4 * texts[:1]

@@ -38,8 +38,8 @@ from safetensors.torch import load_file
 
 import prepare
 from configurator import Diverged, Output, UserError, as_file, configure, launch, read_json
-from model import (GPT, TRAINING_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
-                   device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
+from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
+                   choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
                    remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
@@ -493,11 +493,11 @@ def save(run, step, last=True):
         state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
         try:
             save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors,
-                            model_card(run, step), run.kept)
-        except UserError as e:
+                            model_card(run, step), *run.kept)
+        except (OSError, SafetensorError) as e:
             if last:
-                raise UserError(f'{e}: fix that, and go on with --init_from=resume')
-            say(f'{e}; training goes on, and the next evaluation tries again')
+                raise UserError(f'{folder} cannot be saved ({e}): fix that, and go on with --init_from=resume')
+            say(f'{folder} cannot be saved ({e}); training goes on, and the next evaluation tries again')
             return          # old ones are dropped only for a new one
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
         if int(old.name[5:]) != run.state['best']['step']:
@@ -913,7 +913,7 @@ def main():
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
-    kept = keep_from(resumed or source) if resumed or source else ({}, {})
+    kept = keep_from(resumed or source) if resumed or source else ()
     run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, kept)
     state.update(data=data, dtype=type_, compile=compiled)
     if writing:
