@@ -70,7 +70,7 @@ class GPTConfig:
 
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.head_dim = self.head_dim or self.n_embd // self.n_head
+        self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
         usual = 4 * self.n_embd
         if self.mlp == 'swiglu':
             usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
@@ -87,6 +87,8 @@ class GPTConfig:
                             f'{self.n_kv_head} must divide n_head: change one of them')
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs: head_dim (or n_embd / n_head) = {self.head_dim} must be even')
+        if not 0 <= self.dropout < 1:
+            raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
@@ -602,8 +604,9 @@ def set_up(place):
         libc.mallopt(-1, 2 ** 31 - 1)
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
-        # the first compile takes 8 s less without asking g++ what the CPU can do
-        os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
+        # the first compile takes 8 s less without asking g++ what an x86 can do
+        if can_pack(place):
+            os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 for an unknown one."""
@@ -736,7 +739,9 @@ def find_folder(name, say=print):
     hub, such as 'gpt2' or 'owner/model'. Raises UserError.
     """
     if Path(name).is_dir():
-        return newest_whole(name, say) if checkpoints(name) else Path(name)
+        folder = newest_whole(name, say) if checkpoints(name) else Path(name)
+        import_config(folder)           # raises before any text is prepared for it
+        return folder
     if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):
         raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
                         f'gpt2, or owner/model on the hub; `ls out` shows the runs')
@@ -866,6 +871,7 @@ def write_gguf(path, model, tok, stop, type_):
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
         raise UserError('GGUF has no form for this model, only for a Llama, Qwen3 or GPT-2 with a BPE tokenizer of '
                         "ours: for one of others, give the checkpoint to llama.cpp's convert_hf_to_gguf.py")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
     add_shape(w, c)

@@ -1154,8 +1154,8 @@ def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, s
     folder = save(small_gpt(vocab_size=300), eot=7)
     os.remove(folder / 'manifest.json')
     small_bpe.save(folder / 'tokenizer.json')
-    run_main(sample, out_dir=str(folder), gguf='m.gguf', dtype=dtype)
-    reader = gguf.GGUFReader('m.gguf')
+    run_main(sample, out_dir=str(folder), gguf='new/m.gguf', dtype=dtype)
+    reader = gguf.GGUFReader('new/m.gguf')
     assert {len(tensor.shape): tensor.tensor_type for tensor in reader.tensors} == {1: 0, 2: number}
     assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
 
