@@ -10,8 +10,9 @@ Llama-style by default: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (a
 ablations are other values of the last fields. Modules have the names of Hugging Face's Llama, so a checkpoint is the
 state_dict without padding and without a tied head.
 
-Mixed precision is explicit, without autocast: weights are float32, activations and matmuls use `model.compute_dtype`,
-and a Linear casts its own weight. Norms, softmax and the loss are computed in float32.
+Mixed precision is explicit, without autocast: in training, weights are float32 (sample.py may cast them); activations
+and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
+float32.
 
 The evening's reading is the first half: functions, layers, KV cache, GPT.
 """
@@ -132,7 +133,10 @@ def causal_mask(positions, S):
     return keys <= positions[..., None, :, None]
 
 def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
-    """softmax(q k^T / sqrt(hs)) v: q (..., T, hs), k and v (..., S, hs); mask (..., T, S): True where q may look."""
+    """
+    softmax(q k^T / sqrt(hs)) v: q (..., T, hs), k and v (..., S, hs); mask (..., T, S): True where q may look. Without
+    a mask, it looks everywhere.
+    """
     att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     if mask is not None:
         att = att.masked_fill(~mask, float('-inf'))
@@ -142,7 +146,8 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
 
 def fused_attention(q, k, v, mask=None, dropout=0.0):
     """
-    The same by torch's kernels, which hold no (T, T) matrix in memory. Without a mask it is causal, the fastest case.
+    The same by torch's kernels, which hold no (T, T) matrix in memory. But without a mask it is causal, the fastest
+    case.
     On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
     dtype = q.dtype
@@ -292,6 +297,7 @@ class Attention(nn.Module):
         if angles is not None:
             q, k = apply_rope(q, *angles), apply_rope(k, *angles)
         if cache is not None:
+            # rows (B, 1) and positions (B or 1, T) choose places (B, T) of each head: (B, T, nkv, hs), as k is
             cache.k[self.layer][cache.rows, :, positions] = k
             cache.v[self.layer][cache.rows, :, positions] = v
         q = q.transpose(1, 2)       # (B, nh, T, hs)
@@ -376,8 +382,9 @@ class GPT(nn.Module):
         # zero, it never gets a probability, and it is in no checkpoint
         self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
         rows = config.vocab_size + self.padding
-        # tied: blocks add nothing at first, so a token's logit for itself is about n_embd * std, the others near 0. exp
-        # of it is 1 + vocab_size / 12 at most, so the loss starts about log(1 + 1/12) above log(vocab_size)
+        # tied: blocks add nothing at first, and the last norm divides the embedding by its std, so a token's logit for
+        # itself is about n_embd * std, the others near 0. exp of it is 1 + vocab_size / 12 at most, so the loss starts
+        # about log(1 + 1/12) above log(vocab_size)
         tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
             embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 0.5),

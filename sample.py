@@ -75,9 +75,10 @@ def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, s
     max_new_tokens times or until every text has ended. stop: the ids that end a text, which from then on gets the first
     of them, whichever it was.
 
-    Text i depends on its prompt and seed + i alone. When a context is full, its last half goes through the
-    model again. Ids from vocab_size on, which the model may have but the tokenizer lacks, are never drawn. step: the
-    model for one token at a time, from prepare_model. sampling: what next_token_probs takes.
+    Text i depends on its prompt and seed + i alone. When a context is full, its last half is kept, and all texts go
+    through the model again, into an empty cache. Ids from vocab_size on, which the model may have but the tokenizer
+    lacks, are never drawn. step: the model for one token at a time, from prepare_model. sampling: what next_token_probs
+    takes.
     """
     place, block_size, B = model.lm_head.weight.device, model.config.block_size, len(prompts)
     texts = [prompt[-block_size:] for prompt in prompts]

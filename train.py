@@ -70,8 +70,8 @@ batch_size = 16         # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences one device takes at once; 0: up to 16,384 tokens, on a GPU up to 32,768 if they fit
 optimizer = 'muon'      # muon (for the matrices in the blocks; adamw moves the rest), or one of RULES: adamw, sgd, ...
 learning_rate = 6e-3    # the highest rate, reached after warmup_iters
-adamw_scale = 4.0       # with muon: adamw moves head and norms at this times learning_rate,
-embed_scale = 20.0      # and an embedding that is not the head, too, at this times learning_rate
+adamw_scale = 4.0       # with muon: adamw moves the head, norms and biases at this times learning_rate,
+embed_scale = 20.0      # and an embedding that is not the head at this times learning_rate
 min_lr = -1.0           # the rate from lr_decay_iters on; -1: a twentieth of learning_rate
 warmup_iters = 40       # steps in which the rate rises from 0 to learning_rate
 lr_decay = 'linear'     # how the rate falls to min_lr: linear, in the last 65% of the steps, or cosine
@@ -212,7 +212,7 @@ class Optimizer(torch.optim.Optimizer):
         total = math.ceil(sum(sizes) / 4096) * 4096       # clip views it as 4,096 rows
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(v_size, device=device)
+        self.v = torch.zeros(v_size, device=device)         # it ends where muon's rows, the last ones, begin
         self.tensors = {}       # what a checkpoint has to hold, besides t: m.<name> and v.<name> of each weight
 
         stop = 0
@@ -420,7 +420,7 @@ def check_finite(step, opt, loss=0.0):
 # save() the optimizer's t and the scaler's state
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the end of the first step
+    seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the first check after the first step
     evaluated=dict(step=0),             # what the log says of the last evaluation
     best=dict(step=0, val_loss=math.inf),       # and of the best one; 0 before the first
     dtype='auto', compile='auto',       # what was used, which 'auto' means when resumed
@@ -857,8 +857,8 @@ def main():
     set_up(place)
     out = choose_out_dir()          # looks at the disk, so it comes before anything is written
     base = base_model(init_from)
-    source = find_folder(base) if base else None
-    resumed, state = read_state(out, place)
+    source = find_folder(base) if base else None            # another model, from which a new run starts
+    resumed, state = read_state(out, place)                 # the checkpoint of this run, if it goes on
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
     divide_batch(config['block_size'], place)       # raises if it does not divide
     writing = RANK == 0 and not eval_only
