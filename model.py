@@ -450,7 +450,8 @@ class GPT(nn.Module):
         compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
         written_out = decode or (compiled_on_cpu and self.compute_dtype == torch.bfloat16 and T <= 512)
         fused = c.attention == 'flash' and not written_out
-        # None is causal, and faster than a tensor. another mask, only here: causal_mask(positions, S) & your condition
+        # None is causal, and faster than a tensor. for another mask, make this line causal_mask(positions, S) & your
+        # condition, (B or 1, 1, T, S), for all cases
         mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
 
         x = self.model.embed_tokens(idx)        # (B, T, n_embd)
@@ -703,11 +704,14 @@ FAMILIES = dict(
 )
 
 def family(config):
-    """The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation."""
+    """
+    The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation. A field that no
+    family names has to be as GPTConfig has it.
+    """
     for kind, (_, keys, values, _) in FAMILIES.items():
-        others = {name: value for name, value in values.items() if name not in keys.values()}
+        ours = {name: getattr(config, name) for name in (*keys.values(), *TRAINING_FIELDS)}
         with suppress(UserError):       # rope and an odd head_dim, say
-            if replace(config, **others) == config:
+            if GPTConfig(**(values | ours)) == config:
                 return kind
     return 'gpt_ablation'
 

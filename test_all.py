@@ -28,7 +28,7 @@ import time
 import unicodedata
 from collections import Counter
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -56,8 +56,8 @@ import train
 from configurator import Knobs, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
                    KVCache, Linear, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
-                   choose_dtype, cross_entropy, find_folder, fused_attention, gelu, has_fast_bfloat16, load_file,
-                   load_model, newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint, save_file,
+                   choose_dtype, cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16,
+                   load_file, load_model, newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint, save_file,
                    scaled_dot_product_attention, silu, softmax, write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
@@ -1012,6 +1012,14 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
     _, keys, values, _ = FAMILIES[kind]
     assert {*keys.values(), *values, *TRAINING_FIELDS} == GPTConfig.__dataclass_fields__.keys()
+
+def test_a_model_with_a_new_field_is_none_of_others(monkeypatch):
+    @dataclass
+    class Longer(GPTConfig):
+        window: int = 0
+
+    monkeypatch.setattr('model.GPTConfig', Longer)
+    assert [family(Longer(window=n)) for n in (0, 7)] == ['qwen3', 'gpt_ablation']
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
     assert len({path.stat().st_mode for path in save(small_gpt()).iterdir()}) == 1

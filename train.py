@@ -74,7 +74,8 @@ adamw_scale = 4.0       # with muon: adamw moves the head, norms and biases at t
 embed_scale = 20.0      # and an embedding that is not the head at this times learning_rate
 min_lr = -1.0           # the rate from lr_decay_iters on; -1: a twentieth of learning_rate
 warmup_iters = 40       # steps in which the rate rises from 0 to learning_rate
-lr_decay = 'linear'     # how the rate falls to min_lr: linear, in the last 65% of the steps, or cosine
+lr_decay = 'linear'     # how the rate falls to min_lr: linear, in the last 65% of the steps (warm-up, stable, decay),
+                        # or cosine
 lr_decay_iters = 0      # step at which the rate reaches min_lr; 0: max_iters
 weight_decay = 0.1      # of matrices (with muon, of those it moves); norms and biases do not decay
 beta1 = 0.9             # decay of the running mean of gradients (muon uses 0.95 for its matrices)
@@ -178,8 +179,8 @@ def make_groups(model):
     """
     The table of all weights that are not frozen, a row for each group, as the knobs have it. To give a layer or an
     embedding a rate of its own, give it a row of its own (a model that was loaded may have other sizes than the knobs:
-    count from params). Muon's rows come last, with matrices of the same shape side by side; matrices of a row take
-    turns.
+    count from params). Muon's rows come last, with matrices of the same shape side by side; these take turns, so a row
+    with fewer than muon_every of a shape moves none of them in some steps.
     """
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = [name for name in params if params[name].dim() == 2]
@@ -213,7 +214,9 @@ class Optimizer(torch.optim.Optimizer):
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)         # it ends where muon's rows, the last ones, begin
-        self.tensors = {}       # what a checkpoint has to hold, besides t: m.<name> and v.<name> of each weight
+        # what a checkpoint has to hold, besides t: m.<name> and v.<name> of each weight. restore() fills whatever is in
+        # here, so another vector, such as a mean of the weights, is one more entry
+        self.tensors = {}
 
         stop = 0
         for group in groups:
