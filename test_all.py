@@ -57,8 +57,8 @@ from configurator import Knobs, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
                    KVCache, Linear, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
                    choose_dtype, cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16,
-                   load_file, load_model, newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint, save_file,
-                   scaled_dot_product_attention, silu, softmax, write_gguf)
+                   load_file, load_model, newest_whole, remove_checkpoint, rope_angles, rope_slowdown, save_checkpoint,
+                   save_file, scaled_dot_product_attention, silu, softmax, write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
 from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
