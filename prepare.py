@@ -346,8 +346,11 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
     texts = files + val_files
-    written = sum(path.stat().st_mtime_ns for path in texts if dataset not in DATASETS)      # these never change
-    gone = not files or val_dataset and not val_files
+    own = texts         # which may change, as those of DATASETS do not
+    if dataset in DATASETS:
+        own = val_files if val_dataset else []
+    written = sum(path.stat().st_mtime_ns for path in own)
+    gone = not files or (val_dataset and not val_files)
     if not folder.exists():
         if gone:
             raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with '
@@ -356,13 +359,13 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
                 fetch(texts, DATASETS.get(dataset))
-                settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, texts)))
+                settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, own)))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
     meta = read_meta(folder)
     # if the text is gone, the folder is enough
     if not gone and meta.get('source_time', written) != written:
-        settings['source_sha256'] = joint_sha256(map(file_sha256, texts))
+        settings['source_sha256'] = joint_sha256(map(file_sha256, own))
     for key, value in settings.items():
         if meta.get(key, '') != value:
             raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '
