@@ -191,7 +191,7 @@ def make_groups(model):
 
     row = partial(row, rule='adamw', lr_scale=adamw_scale)
     untied = 'lm_head.weight' in params         # else the embedding is the head
-    tables = [name for name in matrices if 'embed_values' in name or untied and 'embed_tokens' in name]
+    tables = [name for name in matrices if 'embed_values' in name or (untied and 'embed_tokens' in name)]
     in_blocks = [name for name in matrices if '.layers.' in name and name not in tables]
     in_blocks.sort(key=lambda name: params[name].shape)
     others = [name for name in params if name not in in_blocks + tables]
@@ -779,8 +779,8 @@ def open_data(source):
     -> the data folder, its meta.json, its tokenizer (or None), training and validation data; prepared if missing, for
     the model in the folder source if there is one. Raises UserError if they are damaged, too few, or for another model.
     """
-    source_path = source / 'tokenizer.json' if source else Path(tokenizer)
-    folder = find_or_prepare(dataset, str(source_path), vocab_size)
+    wanted = str(source / 'tokenizer.json') if source else tokenizer
+    folder = find_or_prepare(dataset, wanted, vocab_size)
     meta = check_data(folder, read_meta(folder))
     train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
@@ -788,8 +788,8 @@ def open_data(source):
                         f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
-    if tok and source and source_path.exists() and tok.vocab != load_tokenizer(source_path).vocab:
-        raise UserError(f'{folder} was made with another tokenizer than {source_path}: give the text as --dataset')
+    if tok and source and os.path.exists(wanted) and tok.vocab != load_tokenizer(wanted).vocab:
+        raise UserError(f'{folder} was made with another tokenizer than {wanted}: give the text as --dataset')
     return folder, meta, tok, train_data, val_data
 
 def make_model(folder, vocab, resumed):
@@ -807,8 +807,8 @@ def make_model(folder, vocab, resumed):
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
         if name in asks and asked != value and not enough:
-            raise UserError(f'{folder} has {name} = {value}, and {asks[name]} asks for {asked}: change that, or start '
-                            f'a new run')
+            raise UserError(f'{folder} has {name} = {value}, and {asks[name]} asks for {asked}: leave that out, '
+                            f'prepare the data with its tokenizer, or start a new run')
     return model
 
 def knobs_of_run(model, T, data_folder, source, state):
@@ -828,6 +828,16 @@ def describe(loss, meta):
     """describe(1.5, meta) -> 'validation loss 1.5000 | 0.567 bits per byte'"""
     bpb = bits_per_byte(loss, meta)
     return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
+
+def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
+    """The printed line of a step. The first step may compile, so its line does not estimate the time left."""
+    line = f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f} | {1e3 * step_seconds:.1f} ms'
+    line += f' | {tokens_per_second:,.0f} tok/s'
+    if mfu:
+        line += f' | mfu {100 * mfu:.1f}%'
+    if step > 1:
+        line += f' | {duration(left)} left'
+    return line
 
 def duration(seconds):
     """duration(4000) -> '67 min'"""
@@ -965,19 +975,12 @@ def main():
             check_finite(step, opt, mean_loss)
             step_seconds = (time.perf_counter() - line_began) / len(losses)
             rate = tokens_per_step / step_seconds
-            line = f'step {step} | loss {mean_loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f}'
-            line += f' | {1e3 * step_seconds:.1f} ms | {rate:,.0f} tok/s'
-            mfu = None
-            if peak:
-                mfu = rate * model.flops_per_token(T) / peak
-                line += f' | mfu {100 * mfu:.1f}%'
-            if step > 1:        # the first step may compile
-                left = min((max_iters - step) * step_seconds, MAX_SECONDS - state['seconds'])
-                line += f' | {duration(left)} left'
-            say(line)
+            entry = dict(loss=mean_loss, lr=lr, grad_norm=grad_norm, tokens_per_second=rate,
+                         mfu=rate * model.flops_per_token(T) / peak if peak else None)
+            left = min((max_iters - step) * step_seconds, MAX_SECONDS - state['seconds'])
+            say(progress(step, step_seconds, left, **entry))
             if writing:
-                log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], loss=mean_loss, lr=lr,
-                    grad_norm=grad_norm, tokens_per_second=rate, mfu=mfu)
+                log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
             losses = []
 
     # the end: everything is saved before the whole split is evaluated
