@@ -203,7 +203,7 @@ def main():
     if start.startswith('FILE:'):
         try:
             prompt = Path(start[5:]).read_text(encoding='utf-8')
-        except OSError as e:
+        except (OSError, UnicodeDecodeError) as e:
             raise UserError(f'cannot read the prompt {start[5:]}: {e}; check the path')
     ids = prompt_ids(tok, prompt, stop)
     if len(ids) > model.config.block_size:
