@@ -288,7 +288,8 @@ class Attention(nn.Module):
         for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache;
         idx (B, T): the tokens, for value embeddings.
         """
-        c, (B, T, _) = self.config, x.shape         # batch, time, n_embd
+        c = self.config
+        B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
         k = self.k_norm(self.k_proj(x).view(B, T, c.n_kv_head, c.head_dim))
         v = self.v_proj(x).view(B, T, c.n_kv_head, c.head_dim)
@@ -583,8 +584,8 @@ def choose_compile(compile, place, flops=0.0):
     if compile == 'auto':
         return possible and flops >= pays_from
     if compile not in (False, possible):
-        raise UserError(f'compile = {compile}: give auto, False, or True, which needs a C++ compiler, Python.h '
-                        f'(python3-dev), and torch 2.7 on a CPU or Triton on a GPU')
+        raise UserError(f'compile = {compile}: give --compile=False, or install what True needs: a C++ compiler, '
+                        f'Python.h (python3-dev), and torch 2.7 on a CPU or Triton on a GPU')
     return compile
 
 def device_name(place):
@@ -732,7 +733,10 @@ def import_config(folder):
     d = read_json(folder / 'config.json')
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
-        return GPTConfig(**d['gpt_config'])
+        try:
+            return GPTConfig(**d['gpt_config'])
+        except (KeyError, TypeError) as e:          # of a version with other fields, say
+            raise UserError(f'{folder}: config.json has other fields than GPTConfig ({e}): use another folder')
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
     _, keys, values, fixed = FAMILIES[kind]
