@@ -24,7 +24,7 @@ import math
 import re
 import subprocess
 import sys
-import timeit
+import time
 from collections import Counter, defaultdict
 from copy import deepcopy
 from functools import partial
@@ -105,7 +105,14 @@ def random_batch(c, B, device):
 def laps(function, device, n):
     """The seconds that each of n calls takes, until the device has done all that the function asks of it."""
     synchronize = torch.get_device_module(device).synchronize
-    return timeit.repeat('function(); synchronize()', 'synchronize()', number=1, repeat=n, globals=locals())
+    found = []
+    for _ in range(n):
+        synchronize()
+        began = time.perf_counter()
+        function()
+        synchronize()
+        found.append(time.perf_counter() - began)
+    return found
 
 def measure(function, device):
     """The median of the seconds that a function takes, over `steps` calls after a warm-up."""
@@ -376,7 +383,7 @@ def bench_tokenizer():
                 rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
                     iter(docs), n, pattern=PATTERN))
 
-    tok = prepare.make_tokenizer('bpe', n, batches)
+    tok = prepare.make_tokenizer('bpe', 32_000, batches)
     tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
