@@ -1020,6 +1020,10 @@ def test_a_model_with_a_new_field_is_none_of_others(monkeypatch):
 
     monkeypatch.setattr('model.GPTConfig', Longer)
     assert [family(Longer(window=n)) for n in (0, 7)] == ['qwen3', 'gpt_ablation']
+    config = save(small_gpt('no norm')) / 'config.json'
+    change(config, '"gpt_config": {', '"gpt_config": {"height": 7,')
+    with user_error('other fields than GPTConfig .*height'):
+        find_folder(str(config.parent))
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
     assert len({path.stat().st_mode for path in save(small_gpt()).iterdir()}) == 1
@@ -1501,6 +1505,16 @@ def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
         assert {*data.all_texts} - {'train-0'} == {'values', 'validation-0'}
     os.remove('hub/validation-0.jsonl')
     assert Prepared(tokenizer='byte', **both).val_texts == ['validation-0']      # the text is not needed afterwards
+
+def test_a_val_dataset_that_changes_is_noticed_beside_a_known_data_set_too():
+    for name in 'data/downloads/names.txt', 'v.txt':
+        write(name, 'emma\n' * 99)
+    knobs = dict(tokenizer='byte', val_dataset='v.txt')
+    Prepared('names', **knobs)
+    os.remove('data/downloads/names.txt')           # which is not needed afterwards
+    write('v.txt', 'olivia\n' * 99)
+    with user_error('source_sha256'):
+        Prepared('names', **knobs)
 
 def test_small_shards_are_read_as_one_array(monkeypatch):
     small_blocks(monkeypatch)
