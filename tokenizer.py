@@ -514,8 +514,8 @@ class Index:
     the key; if another key has that slot, the next free one is taken. 6 ns a key, where a dict of bytes takes 100.
     """
     def __init__(self):
-        self.slots = np.zeros(1, np.int32)              # three quarters are free, with number 0
-        self.keys = np.zeros((1, 2), np.uint64)
+        self.slots = np.zeros(1024, np.int32)           # three quarters are free, with number 0
+        self.keys = np.zeros((256, 2), np.uint64)
         self.size = 1
 
     def hash(self, keys):
@@ -605,13 +605,16 @@ class Pieces:
         found = slices(window, begin[long], end[long])
         keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
         number = self.index.find(keys)
-        new = np.flatnonzero(number == 0)
-        if len(new):
-            place = dict(zip(slices(window, begin[new], end[new]), new.tolist()))       # one of each new piece
-            self.all += place
-            self.index.add(keys[[*place.values()]])
+        while True:
+            new = np.flatnonzero(number == 0)
+            if not len(new):
+                return number
+            # a new piece may occur several times: add one per hash; others with the same hash follow in later rounds
+            _, first = np.unique(self.index.hash(keys[new]), return_index=True)
+            first = new[np.sort(first)]
+            self.index.add(keys[first])
+            self.all += slices(window, begin[first], end[first])
             number[new] = self.index.find(keys[new])
-        return number
 
 def slices(raw, begin, end):
     return [raw[i:j] for i, j in zip(begin.tolist(), end.tolist())]
