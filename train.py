@@ -215,7 +215,8 @@ class Optimizer(torch.optim.Optimizer):
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)         # it ends where muon's rows, the last ones, begin
         # what a checkpoint has to hold, besides t: m.<name> and v.<name> of each weight. restore() fills whatever is in
-        # here, so another vector, such as a mean of the weights, is one more entry
+        # here, so another vector is one more entry: for a mean of the weights that is saved as the model, the mean
+        # (ema=self.ema) and the weights in training (p=self.p)
         self.tensors = {}
 
         stop = 0
