@@ -2004,11 +2004,11 @@ def test_a_folder_of_nanogpt_trains_as_it_is(printed):
     assert 'val.bin: it has the id 50257' in refusal(resume)
 
 def test_a_finished_run_is_left_as_it_is(printed):
-    run = train_here('a', '--max_iters=3')
+    run = train_here('a', '--max_iters=3 --dropout=0.5')
     printed()
-    train_here('a', '--init_from=resume --eval_only')
+    train_here('a', '--init_from=resume --dropout=0.5 --eval_only')
     assert f'validation loss {run.full_loss:.4f}' in printed()
-    again = train_here('a', '--init_from=resume --max_iters=3')
+    again = train_here('a', '--init_from=resume --max_iters=3 --dropout=0.5')
     assert again.log == run.log
     assert again.bits == run.bits
 

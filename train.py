@@ -173,6 +173,7 @@ class Group:
     decay: float = 0.0              # of the weights
     betas: tuple = (0.9, 0.999)
     eps: float = 1e-8
+    every: int = 1                  # muon moves a matrix once in so many steps
     part: slice = None              # where they lie in the optimizer's vectors
 
 def make_groups(model):
@@ -180,7 +181,7 @@ def make_groups(model):
     The table of all weights that are not frozen, a row for each group, as the knobs have it. To give a layer or an
     embedding a rate of its own, give it a row of its own (a model that was loaded may have other sizes than the knobs:
     count from params). Muon's rows come last, with matrices of the same shape side by side; these take turns, so a row
-    with fewer than muon_every of a shape moves none of them in some steps.
+    with fewer than `every` of a shape moves none of them in some steps.
     """
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = [name for name in params if params[name].dim() == 2]
@@ -195,7 +196,8 @@ def make_groups(model):
     in_blocks = [name for name in matrices if '.layers.' in name and name not in tables]
     in_blocks.sort(key=lambda name: params[name].shape)
     others = [name for name in params if name not in in_blocks + tables]
-    return [row(others), row(tables, lr_scale=embed_scale), Group(in_blocks, 'muon', decay=weight_decay)]
+    matrices = Group(in_blocks, 'muon', decay=weight_decay, every=muon_every)
+    return [row(others), row(tables, lr_scale=embed_scale), matrices]
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -204,8 +206,8 @@ class Optimizer(torch.optim.Optimizer):
     clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. It is
     an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
     """
-    def __init__(self, model, groups, muon_every=1):
-        self.model, self.groups, self.muon_every = model, groups, muon_every
+    def __init__(self, model, groups):
+        self.model, self.groups = model, groups
         self.t = 0              # steps taken
         self.rules = dict(RULES, muon=muon)
         sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in groups]
@@ -214,9 +216,7 @@ class Optimizer(torch.optim.Optimizer):
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)         # it ends where muon's rows, the last ones, begin
-        # what a checkpoint has to hold, besides t: m.<name> and v.<name> of each weight. restore() fills whatever is in
-        # here, so another vector is one more entry: for a mean of the weights that is saved as the model, the mean
-        # (ema=self.ema) and the weights in training (p=self.p)
+        # what a checkpoint has to hold, besides t: m.<name>, v.<name>, and any other vector that you add
         self.tensors = {}
 
         stop = 0
@@ -250,6 +250,17 @@ class Optimizer(torch.optim.Optimizer):
         if WORLD_SIZE > 1:
             dist.broadcast(self.p, 0)
 
+    @contextmanager
+    def as_saved(self):
+        """
+        Wraps all evaluating, sampling, saving and restoring: within it, the model is what a checkpoint holds. (A mean
+        of the weights would be exchanged with p here, both ways, and be one of `tensors`.)
+        """
+        self.synchronize()          # another card may have used another kernel and drifted by an ulp
+        self.model.eval()
+        yield
+        self.model.train()
+
     @torch.no_grad()
     def clip(self, max_norm):
         """Scales the gradient down to a norm of max_norm, unless that is 0. -> the norm before, on the device"""
@@ -278,22 +289,22 @@ class Optimizer(torch.optim.Optimizer):
 
     def move_in_turns(self, group, lr):
         """
-        Matrices of the same shape take turns: each moves once in muon_every steps, but that many times as far. With 4,
+        Matrices of the same shape take turns: each moves once in group.every steps, but that many times as far. With 4,
         a step of config/lab_tricks.py takes a tenth less time, and 300 of them end at a loss 0.004 higher.
         """
-        turn = self.t % self.muon_every
+        turn = self.t % group.every
         self.m[group.part].lerp_(self.g[group.part], 0.05)
         start = group.part.start
         for shape, n in Counter(self.model.get_parameter(name).shape for name in group.names).items():
             stop = start + n * shape.numel()
-            p, g, m = (x[start:stop].view(n, *shape)[turn::self.muon_every] for x in (self.p, self.g, self.m))
+            p, g, m = (x[start:stop].view(n, *shape)[turn::group.every] for x in (self.p, self.g, self.m))
             if len(p):
-                self.rules['muon'](p, g, m, lr * self.muon_every, group.decay, self.model.compute_dtype)
+                self.rules['muon'](p, g, m, lr * group.every, group.decay, self.model.compute_dtype)
             start = stop
 
 def make_optimizer(model):
     """The optimizer that the knobs ask for."""
-    return Optimizer(model, make_groups(model), muon_every)
+    return Optimizer(model, make_groups(model))
 
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
@@ -385,9 +396,8 @@ def make_scaler(place, type_):
 def evaluate(model, data, T, max_tokens=0):
     """
     Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T. Any number of
-    processes gets the same result.
+    processes gets the same result. model: in evaluation mode
     """
-    model.eval()
     n = min(len(data) - 1, max_tokens or math.inf)      # every token but the first is a target
     starts = range(0, n - T + 1, T)
     at_once = max(2048 // T, 1)         # more would be hardly faster, and may not fit where training does
@@ -398,7 +408,6 @@ def evaluate(model, data, T, max_tokens=0):
     for batch in batches[RANK::WORLD_SIZE]:
         x, y = data.batch(batch, min(T, n - batch[0]), str(model.lm_head.weight.device))
         total += float(model(x, y)) * y.numel()
-    model.train()
     [total] = combine('SUM', total)
     return total / n
 
@@ -453,10 +462,9 @@ def evaluate_and_save(run, step, last):
     Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample. last: whether
     training is over.
     """
-    opt, state = run.opt, run.state
-    opt.synchronize()           # another card may have used another kernel and drifted by an ulp
+    state = run.state
     val_loss = evaluate(run.model, run.val_data, run.T, eval_tokens)
-    check_finite(step, opt, val_loss)
+    check_finite(step, run.opt, val_loss)
     entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
                  val_bpb=bits_per_byte(val_loss, run.meta))
     state['evaluated'] = entry
@@ -481,11 +489,9 @@ def show_texts(run, n, length):
     start = sample_start or DATASETS.get(dataset, {}).get('start', '')
     stop = [] if tok.eot is None else [tok.eot]
     prompts = [prompt_ids(tok, start, stop)] * n
-    model.eval()
     steps = generate(model, prompts, length, stop, tok.vocab_size, seed, temperature=0.8)
     for text in texts_of(steps, tok, stop):
         say(f'{"-" * 40}\n{start}{text}')
-    model.train()
 
 def save(run, step, last=True):
     """
@@ -514,8 +520,9 @@ def restore(folder, opt, state):
     if before != optimizer or found.keys() != opt.tensors.keys():
         raise UserError(f'{folder} was trained with --optimizer={before}, or with other weights frozen: do so again, '
                         f'or start a new run with --init_from={folder}')
-    for name, tensor in found.items():
-        opt.tensors[name].copy_(tensor)
+    with opt.as_saved():
+        for name, tensor in found.items():
+            opt.tensors[name].copy_(tensor)
     opt.t = state['t']
 
 # -----------------------------------------------------------------------------
@@ -899,7 +906,7 @@ def main():
     if family(model.config) == 'gpt_ablation':
         say('        | transformers has no class for this kind of model: its checkpoints open here alone')
     if eval_only:
-        say(f'{describe(evaluate(model, val_data, T), meta)} over the whole split')
+        say(f'{describe(evaluate(model.eval(), val_data, T), meta)} over the whole split')
         return
 
     # the optimizer, and how much goes through the model at once
@@ -952,7 +959,8 @@ def main():
         # evaluate and save, after every eval_interval steps and after the last one, but never twice
         last = step >= max_iters or state['seconds'] >= MAX_SECONDS
         if (step % eval_interval == 0 or last) and step != state['evaluated']['step'] and not stop:
-            evaluate_and_save(run, step, last)
+            with opt.as_saved():
+                evaluate_and_save(run, step, last)
             losses = []
         if stop or last:
             break
@@ -988,16 +996,19 @@ def main():
     [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
     if stop:
         check_finite(step, opt)
-        if writing:
-            save(run, step)
+        with opt.as_saved():
+            if writing:
+                save(run, step)
         combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one exits with an error
         say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.signal = -1           # all is saved: from now on, one signal ends the process
-    val_loss = evaluate(model, val_data, T)
+    with opt.as_saved():
+        val_loss = evaluate(model, val_data, T)
+        if writing:
+            log(run, step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
+            show_texts(run, 4, 3 * sample_tokens)
     if writing:
-        log(run, step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
-        show_texts(run, 4, 3 * sample_tokens)
         say(f'\n{describe(val_loss, meta)} over the whole split')
         print_ending(out, meta, time.perf_counter() - started)
 
