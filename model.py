@@ -253,10 +253,9 @@ class ValueEmbedding(nn.Module):
     What a layer adds to its values: an embedding of each token (arXiv:2410.17897), times a gate for each head that
     reads the first 12 channels (as in nanochat). x (B, T, C), idx (B, T) -> (B, T, nkv, hs)
     """
-    channels = 12
-
     def __init__(self, config):
         super().__init__()
+        self.channels = min(config.n_embd, 12)
         self.n_kv_head = config.n_kv_head
         self.embed_values = Embedding(config.vocab_size, config.n_kv_head * config.head_dim, 0.02)
         self.gate_proj = Linear(self.channels, config.n_kv_head)

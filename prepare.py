@@ -374,10 +374,11 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
 
 def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
-    texts = [path for path in files if len(files) == 1 or is_text(path)]
-    print(f'preparing {settings["source"]} -> {folder} (files: {len(texts)}, left out as no text: '
-          f'{len(files) - len(texts)})')
-    read = partial(split_documents, texts, val_files, settings['separator'], settings['val_fraction'])
+    texts, val_texts = ([path for path in paths if len(paths) == 1 or is_text(path)] for paths in (files, val_files))
+    count = len(texts + val_texts)
+    print(f'preparing {settings["source"]} -> {folder} (files: {count}, left out as no text: '
+          f'{len(files + val_files) - count})')
+    read = partial(split_documents, texts, val_texts, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 

@@ -2058,7 +2058,7 @@ def test_moments_of_other_weights_are_refused():
     run = train_here('a', '--max_iters=1')
     model = small_gpt()
     model.model.norm.weight.requires_grad_(False)
-    with user_error('other weights frozen'):
+    with user_error('freeze the same weights'):
         train.restore(run.last, make_optimizer(model, 'muon'), dict(knobs={}))
 
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():

@@ -216,8 +216,7 @@ class Optimizer(torch.optim.Optimizer):
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)         # it ends where muon's rows, the last ones, begin
-        # what a checkpoint has to hold, besides t: m.<name>, v.<name>, and any other vector that you add
-        self.tensors = {}
+        self.tensors = {}       # what a checkpoint holds besides the model and t: m.<name>, v.<name>, whatever you add
 
         stop = 0
         for group in groups:
@@ -246,15 +245,16 @@ class Optimizer(torch.optim.Optimizer):
         self.piece = len(self.p)
 
     def synchronize(self):
-        """Gives all processes the weights of the first."""
+        """Gives all processes the weights and tensors of the first."""
         if WORLD_SIZE > 1:
-            dist.broadcast(self.p, 0)
+            for tensor in (self.p, *self.tensors.values()):
+                dist.broadcast(tensor, 0)
 
     @contextmanager
     def as_saved(self):
         """
-        Wraps all evaluating, sampling, saving and restoring: within it, the model is what a checkpoint holds. (A mean
-        of the weights would be exchanged with p here, both ways, and be one of `tensors`.)
+        Wraps all evaluating, sampling, saving and restoring: within it, the model is what a checkpoint holds. To have
+        a mean of the weights saved, put it into tensors, and exchange it with p on the way in and out.
         """
         self.synchronize()          # another card may have used another kernel and drifted by an ulp
         self.model.eval()
@@ -400,7 +400,7 @@ def evaluate(model, data, T, max_tokens=0):
     """
     n = min(len(data) - 1, max_tokens or math.inf)      # every token but the first is a target
     starts = range(0, n - T + 1, T)
-    at_once = max(2048 // T, 1)         # more would be hardly faster, and may not fit where training does
+    at_once = max(2048 // T, 1)         # on a CPU, more is no faster; it has to fit wherever training does
     batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
     if n % T:           # the last, shorter sequence
         batches.append([n - n % T])
@@ -518,8 +518,8 @@ def restore(folder, opt, state):
     found = load_file(folder / 'training.safetensors')
     before = state['knobs'].get('optimizer', optimizer)
     if before != optimizer or found.keys() != opt.tensors.keys():
-        raise UserError(f'{folder} was trained with --optimizer={before}, or with other weights frozen: do so again, '
-                        f'or start a new run with --init_from={folder}')
+        raise UserError(f'the optimizer of {folder} ({before}) kept other tensors: give its knobs and freeze the same '
+                        f'weights, or start a new run with --init_from={folder}')
     with opt.as_saved():
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
