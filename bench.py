@@ -135,7 +135,8 @@ def make_step(c, device, dtype, compiled):
     micro = train.divide_batch(c.block_size, device)
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
     return partial(train.training_step, model, optimizer, train.make_scaler(device, dtype),
-                   batches=[random_batch(c, micro, device)] * grad_accum, grad_accum=grad_accum, lr=train.learning_rate)
+                   batches=[random_batch(c, micro, device)] * grad_accum, sequences=train.batch_size,
+                   lr=train.learning_rate)
 
 def bench_train():
     """Milliseconds, tokens/s, share of the peak and memory of a step, and how long two known runs would take."""
@@ -247,7 +248,7 @@ def check_step(c, device, dtype, compiled):
     # not those of a new model: a GPU draws others than a CPU, and the last matrices of a new block are zero
     before = 0.2 * torch.randn(len(optimizer.p)).to(device)
     optimizer.p.copy_(before)
-    loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 1, 0.1)
+    loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 4, 0.1)
     return loss, optimizer.g, optimizer.p - before
 
 # -----------------------------------------------------------------------------
@@ -427,7 +428,8 @@ def bench_find_lr():
     micro = train.divide_batch(c.block_size, device)
     losses = {}                     # {rate: loss}
     for i, lr in enumerate(train.learning_rate * np.logspace(-3, 2, FIND_STEPS)):
-        batches = train.micro_batches(data, i * train.batch_size, i, c.block_size, micro, device)
+        starts = data.starts(i * train.batch_size, train.batch_size, c.block_size, train.seed)
+        batches = train.micro_batches(data, starts, i, c.block_size, micro, device)
         loss, _ = step(batches=batches, lr=lr)
         losses[lr] = float(loss)
         if i % 10 == 0:
@@ -463,7 +465,7 @@ def diagnose(model, optimizer, batch):
         module.register_forward_hook(lambda module, *call: calls.update({module: call}))
     # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
     with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
-        train.training_step(model, optimizer, UNSCALED, [batch], 1, train.learning_rate)
+        train.training_step(model, optimizer, UNSCALED, [batch], len(batch[0]), train.learning_rate)
 
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly

@@ -2628,7 +2628,7 @@ def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
 def test_a_range_test_suggests_a_third_of_the_rate_of_the_lowest_loss(monkeypatch):
     rates, seen = [], []
 
-    def step(model, optimizer, scaler, batches, grad_accum, lr):
+    def step(model, optimizer, scaler, batches, sequences, lr):
         i = len(rates)
         rates.append(lr)
         seen.extend(str(x) for x, _ in batches)

@@ -356,28 +356,25 @@ def divide_batch(T, place):
     most = 32768 if 'cuda' in place else 16384     # tokens at once: more would be no faster
     return micro_batch_size or largest_divisor(share, most // T)
 
-def micro_batches(data, first, step, T, micro, place):
-    """
-    Yields this process's share of a step, micro-batch by micro-batch. It depends only on the seed and on `first`, the
-    number of sequences before this step, so there is no loader state to save.
-    """
-    starts = data.starts(first, batch_size, T, seed)
-    share = batch_size // WORLD_SIZE
+def micro_batches(data, starts, step, T, micro, place):
+    """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
+    share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
         # dropout's seed depends on the step and the micro-batch: any number of processes drops the same, as long as
         # micro-batches have the same size
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, place)
 
-def training_step(model, opt, scaler, batches, grad_accum, lr):
+def training_step(model, opt, scaler, batches, sequences, lr):
     """
-    Runs forward and backward over grad_accum batches (idx, targets), then steps the optimizer. -> this process's part
-    of the mean loss, and the norm of the gradient before clipping, both still on the device
+    Runs forward and backward over batches (idx, targets), which together, in all processes, have that many sequences;
+    then steps the optimizer. -> this process's part of the mean loss, and the norm of the gradient before clipping,
+    both still on the device
     """
     opt.zero_grad(set_to_none=False)        # with None, gradients would no longer be views of g
     total = 0.0
     for x, y in batches:
-        loss = model(x, y) / (grad_accum * WORLD_SIZE)
+        loss = model(x, y) * (len(x) / sequences)
         scaler.scale(loss).backward()
         total += loss.detach()
     if WORLD_SIZE > 1:
@@ -970,10 +967,11 @@ def main():
             line_began = time.perf_counter()
         step += 1
         lr = get_lr(schedule_step(step, state['seconds'], state['first_step']))
-        batches = micro_batches(train_data, state['sequences'], step, T, micro, place)
-        loss, grad_norm = training_step(fast, opt, scaler, batches, grad_accum, lr)
+        starts = train_data.starts(state['sequences'], batch_size, T, seed)
+        batches = micro_batches(train_data, starts, step, T, micro, place)
+        loss, grad_norm = training_step(fast, opt, scaler, batches, len(starts), lr)
         losses.append(loss)
-        state['sequences'] += batch_size
+        state['sequences'] += len(starts)
         if step == state['step'] + 1:           # before that there is nothing to save
             interrupt.listen()
 
