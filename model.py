@@ -91,6 +91,9 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
+# fields that are no part of what a saved model is: with others, transformers may not know it
+TRAINING_FIELDS = 'dropout', 'attention'
+
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
               value_embeds=False)
@@ -193,11 +196,12 @@ def random_matrix(rows, columns, std):
     return nn.Parameter(nn.init.trunc_normal_(w, 0.0, std, -3 * std, 3 * std))
 
 class Linear(nn.Module):
+    packed = None       # see GPT.pack
+
     def __init__(self, d_in, d_out, bias=False):
         super().__init__()
         self.weight = random_matrix(d_out, d_in, math.sqrt(2 / (d_in + d_out)))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
-        self.packed = None          # see GPT.pack
 
     def forward(self, x):
         if self.packed is not None:
@@ -436,7 +440,8 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
         """
-        idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats.
+        idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats;
+        targets of -100 do not count.
         cache: a KVCache, which whole prompts fill, padded at the end; lengths (B,) says how many tokens of each count,
         and only the last of these have logits, (B, 1, vocab_size). decode: idx (B, 1) is the next token of each text.
         """
@@ -690,7 +695,6 @@ GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_positions='block_size',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
-TRAINING_FIELDS = 'dropout', 'attention'        # which are no part of what a model is
 
 # settings in config.json that are not fields of ours, with the only value that works here
 LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)

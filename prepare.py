@@ -121,13 +121,13 @@ def standard_library():
 
 def own_files(path):
     """
-    -> the files at a path, and those that are for validation by their names. In a folder with .parquet or .jsonl, these
-    alone are its files, and those for tests are neither.
+    -> the text files at a path, and those that are for validation by their names. In a folder with .parquet or .jsonl,
+    these alone are its files, and those for tests are neither.
     """
     if os.path.isfile(path):
         return [Path(path)], []
     found = [Path(path, name) for name in glob('**', root_dir=path, recursive=True)]        # without hidden ones
-    found = sorted(filter(Path.is_file, found))
+    found = sorted(path for path in found if path.is_file() and is_text(path))
     tables = [file for file in found if {'.parquet', '.jsonl'} & {*file.suffixes}]
     val = [file for file in tables if re.match('(val|valid|validation)(?![a-z])', file.name)]
     train = [file for file in tables if not re.match('(val|valid|validation|test)(?![a-z])', file.name)]
@@ -354,7 +354,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     if not folder.exists():
         if gone:
             raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with '
-                            f'files, or one of {", ".join(DATASETS)}')
+                            f'text files, or one of {", ".join(DATASETS)}')
         os.makedirs(DOWNLOADS, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
@@ -374,11 +374,8 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
 
 def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
-    texts, val_texts = ([path for path in paths if len(paths) == 1 or is_text(path)] for paths in (files, val_files))
-    count = len(texts + val_texts)
-    print(f'preparing {settings["source"]} -> {folder} (files: {count}, left out as no text: '
-          f'{len(files + val_files) - count})')
-    read = partial(split_documents, texts, val_texts, settings['separator'], settings['val_fraction'])
+    print(f'preparing {settings["source"]} -> {folder} (text files: {len(files + val_files)})')
+    read = partial(split_documents, files, val_files, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
@@ -483,26 +480,27 @@ def data_hash(meta):
     shas = [shard['sha256'] for shard in meta['train']['shards'] + meta['val']['shards']]
     return joint_sha256(shas)[:8]
 
-def bits_per_byte(loss, meta):
-    """
-    Nats per token -> bits per byte of the validation text, where a word that the vocabulary lacks costs 8 bits a byte.
-    None without a meta.json, because then the number of bytes is not known.
-    """
-    val = meta['val']
-    if 'bytes' not in val:
-        return None
-    return (loss * val['tokens'] / math.log(2) + 8 * val['unknown_bytes']) / val['bytes']
-
 class Shards:
     """The shards of a split, read as one long array of tokens."""
     def __init__(self, folder, split, meta):
-        shards = meta[split]['shards']
+        self.counts = meta[split]
+        shards = self.counts['shards']
         self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
         self.shard_starts = [0, *accumulate(shard['tokens'] for shard in shards)]
         self.dtype = np.dtype(meta['dtype'])
 
     def __len__(self):
         return self.shard_starts[-1]
+
+    def bits_per_byte(self, loss):
+        """
+        Nats per token -> bits per byte of the text, where a word that the vocabulary lacks costs 8 bits a byte. None
+        without a meta.json, because then the number of bytes is not known.
+        """
+        n = self.counts
+        if 'bytes' not in n:
+            return None
+        return (loss * n['tokens'] / math.log(2) + 8 * n['unknown_bytes']) / n['bytes']
 
     def read(self, start, length):
         """tokens[start : start + length], across shards."""
@@ -525,7 +523,7 @@ class Shards:
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
     def batch(self, starts, T, place='cpu'):
-        """idx, targets (B, T) int64 on a device: the sequences that begin at the given positions."""
+        """The sequences at the given positions -> idx, targets (B, T) int64 on a device, views of one tensor."""
         import torch        # not needed to prepare data
         x = torch.from_numpy(np.array([self.read(start, T + 1) for start in starts], np.int64))
         if 'cuda' in place:

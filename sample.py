@@ -69,10 +69,10 @@ def draw(probs, ids, u):
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
 @torch.no_grad()
-def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, step=None, **sampling):
+def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, step=None, **sampling):
     """
     Continues a batch of prompts, lists of ids that may differ in length -> yields a list of one id for each text,
-    max_new_tokens times or until every text has ended. stop: the ids that end a text, which from then on gets the first
+    max_new_tokens times or until every text has ended. ends: the ids that end a text, which from then on gets the first
     of them, whichever it was.
 
     Text i depends on its prompt and seed + i alone. When a context is full, its last half is kept, and all texts go
@@ -100,9 +100,9 @@ def generate(model, prompts, max_new_tokens, stop=(), vocab_size=None, seed=0, s
             logits = step(new[:, None], cache=cache, decode=True)
         new = draw(*next_token_probs(logits[:, 0, :vocab_size], **sampling), u[i])
         ids = new.tolist()
-        ended.update(b for b, id in enumerate(ids) if id in stop)
+        ended.update(b for b, id in enumerate(ids) if id in ends)
         for b in ended:
-            ids[b] = stop[0]
+            ids[b] = ends[0]
         yield ids
         if len(ended) == B:
             return
@@ -130,17 +130,17 @@ def prepare_model(model, place, type_, compiled, rows):
     options = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
     return torch.compile(model, dynamic=False, options=options)
 
-def prompt_ids(tok, prompt, stop):
+def prompt_ids(tok, prompt, ends):
     """
     The ids that a text begins with: those that open each text for this tokenizer (Llama's <s>; none in ours), which are
-    never shown, then those of the user's prompt. If there are none, the first of `stop`: a new text begins after it.
+    never shown, then those of the user's prompt. If there are none, the first of `ends`: a new text begins after it.
     """
     ids = tok.opening + tok.encode(prompt)
-    return ids or stop[:1] or [0]
+    return ids or ends[:1] or [0]
 
-def texts_of(steps, tok, stop):
+def texts_of(steps, tok, ends):
     """The texts that generate's steps make, without their ends."""
-    return [tok.decode([id for id in ids if id not in stop]) for ids in zip(*steps)]
+    return [tok.decode([id for id in ids if id not in ends]) for ids in zip(*steps)]
 
 # -----------------------------------------------------------------------------
 # The evening's reading ends here. What follows is the command.
@@ -154,17 +154,17 @@ def find_checkpoint(path):
         path = saved[-1].parent
     return find_folder(path, say)
 
-def find_stop(folder, tok):
+def find_ends(folder, tok):
     """The ids that end a text: those of config.json, one or a list, else the tokenizer's; perhaps none."""
-    stop = read_json(folder / 'config.json').get('eos_token_id')
-    if isinstance(stop, list):
-        return stop
-    return [id for id in (stop, tok.eot) if id is not None][:1]
+    ends = read_json(folder / 'config.json').get('eos_token_id')
+    if isinstance(ends, list):
+        return ends
+    return [id for id in (ends, tok.eot) if id is not None][:1]
 
 def say(text):          # to standard error: standard output is the text alone
     print(text, file=sys.stderr)
 
-def print_texts(run, tok, prompt, stop):
+def print_texts(run, tok, prompt, ends):
     """The first text as it is generated, then the others, and the speed."""
     steps = []
     decoder = codecs.getincrementaldecoder('utf-8')('replace')      # never shows half a character
@@ -172,13 +172,13 @@ def print_texts(run, tok, prompt, stop):
     began = time.perf_counter()
     for ids in run():
         steps.append(ids)
-        if ids[0] not in stop:
+        if ids[0] not in ends:
             print(decoder.decode(tok.decode_bytes(ids[:1])), end='', flush=True)
     seconds = time.perf_counter() - began
     print(decoder.decode(b'', True))
-    for text in texts_of(steps, tok, stop)[1:]:
+    for text in texts_of(steps, tok, ends)[1:]:
         print(f'{"-" * 40}\n{prompt}{text}')
-    count = sum(id not in stop for ids in steps for id in ids)
+    count = sum(id not in ends for ids in steps for id in ids)
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
@@ -193,10 +193,10 @@ def main():
     type_ = choose_dtype(dtype, place, num_samples, compiled)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
-    stop = find_stop(folder, tok)
+    ends = find_ends(folder, tok)
     if gguf:
         type_ = choose_dtype('float16' if dtype == 'auto' else dtype, place)
-        write_gguf(gguf, model, tok, stop[0] if stop else None, type_)
+        write_gguf(gguf, model, tok, ends[0] if ends else None, type_)
         say(f'wrote {gguf}: {model.num_params():,} parameters, {type_}')
         return
     prompt = start
@@ -205,16 +205,16 @@ def main():
             prompt = Path(start[5:]).read_text(encoding='utf-8')
         except (OSError, UnicodeDecodeError) as e:
             raise UserError(f'cannot read the prompt {start[5:]}: {e}; check the path')
-    ids = prompt_ids(tok, prompt, stop)
+    ids = prompt_ids(tok, prompt, ends)
     if len(ids) > model.config.block_size:
         say(f'the prompt has {len(ids)} tokens: only the last {model.config.block_size}, the context, are read')
     step = prepare_model(model, place, type_, compiled, num_samples)
     say(f'{folder} | {model.num_params():,} parameters | {place}, {type_}, compile {compiled}')
-    run = partial(generate, model, [ids] * num_samples, max_new_tokens, stop, tok.vocab_size, seed, step=step,
+    run = partial(generate, model, [ids] * num_samples, max_new_tokens, ends, tok.vocab_size, seed, step=step,
                   temperature=temperature, top_k=top_k, top_p=top_p)
     if compiled:
         list(islice(run(), 4))          # not timed: the prompt, then a step each to compile, to warm up and to record
-    print_texts(run, tok, prompt, stop)
+    print_texts(run, tok, prompt, ends)
 
 if __name__ == '__main__':
     launch(main)

@@ -1543,7 +1543,7 @@ def test_a_tokenizer_learns_from_training_text_alone_and_what_it_lacks_is_counte
     val = data.meta['val']
     assert val['unknown_bytes'] == 500      # zzz and é
     bits = 1.5 / math.log(2) * len(data.val) + 8 * 500
-    assert math.isclose(prepare.bits_per_byte(1.5, data.meta), bits / val['bytes'])
+    assert math.isclose(Shards(data.folder, 'val', data.meta).bits_per_byte(1.5), bits / val['bytes'])
     assert b'zz' not in Prepared('c.txt', vocab_size=300).tok.vocab.values()
 
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
@@ -2059,7 +2059,7 @@ def test_moments_of_other_weights_are_refused():
     model = small_gpt()
     model.model.norm.weight.requires_grad_(False)
     with user_error('freeze the same weights'):
-        train.restore(run.last, make_optimizer(model, 'muon'), dict(knobs={}))
+        train.restore(run.last, make_optimizer(model, 'muon'), dict(knobs=dict(optimizer='muon')))
 
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     train_here('a', '--max_iters=4')
@@ -2196,7 +2196,7 @@ def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
 
 def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '3')
-    assert 'take 6 or 9' in refusal(f'train.py {SMALL_RUN}')
+    assert 'take a multiple of 3' in refusal(f'train.py {SMALL_RUN}')
 
 # -----------------------------------------------------------------------------
 # train.py: time, and what others do
@@ -2344,13 +2344,13 @@ def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(options):
 def test_a_text_ends_at_its_stop_token_and_the_batch_with_its_last_text():
     model = small_gpt()
     free = draws(model, [[0]], 60)[0]
-    stop = [free[9], free[3]]
-    end = min(map(free.index, stop)) + 1
-    ended = [*free[:end - 1], stop[0]]
-    assert draws(model, [[0]], 60, stop=stop) == [ended]
-    first, second = draws(model, [[0], [1]], 60, stop=stop)
+    ends = [free[9], free[3]]
+    end = min(map(free.index, ends)) + 1
+    ended = [*free[:end - 1], ends[0]]
+    assert draws(model, [[0]], 60, ends=ends) == [ended]
+    first, second = draws(model, [[0], [1]], 60, ends=ends)
     assert first[:end] == ended
-    assert set(first[end:]) == {stop[0]}
+    assert set(first[end:]) == {ends[0]}
 
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
     [ids] = draws(small_gpt(), [[0]], 100, vocab_size=10)

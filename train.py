@@ -41,7 +41,7 @@ from configurator import Diverged, Output, UserError, as_file, configure, launch
 from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
                    choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
                    remove_checkpoint, save_checkpoint, set_up)
-from prepare import DATASETS, Shards, bits_per_byte, check_data, data_hash, data_name, find_or_prepare, read_meta
+from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
 from tokenizer import load_tokenizer
 
@@ -345,14 +345,12 @@ def largest_divisor(n, limit):
 def divide_batch(T, place):
     """-> micro_batch_size, or what a 0 stands for. Raises UserError if the batch does not divide evenly."""
     if batch_size % WORLD_SIZE:
-        near = max(batch_size // WORLD_SIZE, 1) * WORLD_SIZE
-        raise UserError(f'batch_size = {batch_size} does not divide among {WORLD_SIZE} processes: take {near} or '
-                        f'{near + WORLD_SIZE}')
+        raise UserError(f'batch_size = {batch_size} does not divide among {WORLD_SIZE} processes: take a '
+                        f'multiple of {WORLD_SIZE}')
     share = batch_size // WORLD_SIZE
     if micro_batch_size and share % micro_batch_size:
-        near = largest_divisor(share, micro_batch_size)
         raise UserError(f'micro_batch_size = {micro_batch_size} does not divide the {share} sequences of a process: '
-                        f'take {near}')
+                        f'take {largest_divisor(share, micro_batch_size)}')
     most = 32768 if 'cuda' in place else 16384     # tokens at once: more would be no faster
     return micro_batch_size or largest_divisor(share, most // T)
 
@@ -392,8 +390,8 @@ def make_scaler(place, type_):
 @torch.no_grad()
 def evaluate(model, data, T, max_tokens=0):
     """
-    Mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T. Any number of
-    processes gets the same result. model: in evaluation mode
+    The mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T, and its bits per
+    byte, as the log has them. Any number of processes gets the same. model: in evaluation mode
     """
     n = min(len(data) - 1, max_tokens or math.inf)      # every token but the first is a target
     starts = range(0, n - T + 1, T)
@@ -406,7 +404,7 @@ def evaluate(model, data, T, max_tokens=0):
         x, y = data.batch(batch, min(T, n - batch[0]), str(model.lm_head.weight.device))
         total += float(model(x, y)) * y.numel()
     [total] = combine('SUM', total)
-    return total / n
+    return dict(val_loss=total / n, val_bpb=data.bits_per_byte(total / n))
 
 def combine(op, *numbers):
     """The sum ('SUM'), the largest ('MAX') or the smallest ('MIN') of each number over all processes."""
@@ -460,13 +458,12 @@ def evaluate_and_save(run, step, last):
     training is over.
     """
     state = run.state
-    val_loss = evaluate(run.model, run.val_data, run.T, eval_tokens)
-    check_finite(step, run.opt, val_loss)
-    entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'], val_loss=val_loss,
-                 val_bpb=bits_per_byte(val_loss, run.meta))
+    entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'],
+                 **evaluate(run.model, run.val_data, run.T, eval_tokens))
+    check_finite(step, run.opt, entry['val_loss'])
     state['evaluated'] = entry
     state['best'] = min(state['best'], entry, key=lambda entry: entry['val_loss'])
-    say(f'step {step} | {describe(val_loss, run.meta)}')
+    say(f'step {step} | {describe(entry)}')
     if RANK:
         return
     log(run, **entry)
@@ -480,14 +477,14 @@ def evaluate_and_save(run, step, last):
 
 def show_texts(run, n, length):
     """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
-    model, tok = run.model, run.tok
+    tok = run.tok
     if length == 0 or not tok:
         return
     start = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    stop = [] if tok.eot is None else [tok.eot]
-    prompts = [prompt_ids(tok, start, stop)] * n
-    steps = generate(model, prompts, length, stop, tok.vocab_size, seed, temperature=0.8)
-    for text in texts_of(steps, tok, stop):
+    ends = [] if tok.eot is None else [tok.eot]
+    prompts = [prompt_ids(tok, start, ends)] * n
+    steps = generate(run.model, prompts, length, ends, tok.vocab_size, seed, temperature=0.8)
+    for text in texts_of(steps, tok, ends):
         say(f'{"-" * 40}\n{start}{text}')
 
 def save(run, step, last=True):
@@ -513,10 +510,10 @@ def save(run, step, last=True):
 def restore(folder, opt, state):
     """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
     found = load_file(folder / 'training.safetensors')
-    before = state['knobs'].get('optimizer', optimizer)
+    before = state['knobs']['optimizer']
     if before != optimizer or found.keys() != opt.tensors.keys():
-        raise UserError(f'the optimizer of {folder} ({before}) kept other tensors: give its knobs and freeze the same '
-                        f'weights, or start a new run with --init_from={folder}')
+        raise UserError(f'the optimizer of {folder} (--optimizer={before}) kept other tensors: give its knobs and '
+                        f'freeze the same weights, or start a new run with --init_from={folder}')
     with opt.as_saved():
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
@@ -726,7 +723,7 @@ def model_card(run, step):
     base = base_model(state['knobs']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
     command = re.sub(r"(?<=[ ='])/\S*/", '', shlex.join(['train.py', *sys.argv[1:]]))      # without folders
-    evaluated = f'At step {best["step"]:,}: {describe(best["val_loss"], meta)}.' if best['step'] else 'Not evaluated.'
+    evaluated = f'At step {best["step"]:,}: {describe(best)}.' if best['step'] else 'Not evaluated.'
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -829,10 +826,10 @@ def knobs_of_run(model, T, data_folder, source, state):
         knobs['init_from'] = state['knobs'].get('init_from', 'scratch')
     return knobs
 
-def describe(loss, meta):
-    """describe(1.5, meta) -> 'validation loss 1.5000 | 0.567 bits per byte'"""
-    bpb = bits_per_byte(loss, meta)
-    return f'validation loss {loss:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
+def describe(entry):
+    """describe(dict(val_loss=1.5, val_bpb=0.567)) -> 'validation loss 1.5000 | 0.567 bits per byte'"""
+    bpb = entry['val_bpb']
+    return f'validation loss {entry["val_loss"]:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
 def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
     """The printed line of a step. The first step may compile, so its line does not estimate the time left."""
@@ -850,9 +847,8 @@ def duration(seconds):
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
-def print_ending(run, meta, seconds):
-    """Prints what general compressors need for the same text, and what to do next."""
-    val = meta['val']
+def print_ending(run, val, seconds):
+    """Prints what general compressors need for the same text, by its counts in meta.json, and what to do next."""
     if 'xz_bpb' in val:
         print(f'for comparison  gzip -9 needs {val["gzip_bpb"]:.2f} bits per byte, xz -9 {val["xz_bpb"]:.2f}')
     print(f'time            {duration(seconds)}')
@@ -903,7 +899,7 @@ def main():
     if family(model.config) == 'gpt_ablation':
         say('        | transformers has no class for this kind of model: its checkpoints open here alone')
     if eval_only:
-        say(f'{describe(evaluate(model.eval(), val_data, T), meta)} over the whole split')
+        say(f'{describe(evaluate(model.eval(), val_data, T))} over the whole split')
         return
 
     # the optimizer, and how much goes through the model at once
@@ -925,9 +921,9 @@ def main():
     if 'cuda' in place:
         micro = fit_micro_batch(fast, opt, train_data, T, place, micro)
     grad_accum = batch_size // WORLD_SIZE // micro
-    epochs = max_iters * tokens_per_step / len(train_data)
     say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
-    say(f'steps   | {max_iters:,}, {epochs:.2f} epochs of {len(train_data):,} tokens')
+    say(f'steps   | {max_iters:,}, {max_iters * tokens_per_step / len(train_data):.2f} epochs of '
+        f'{len(train_data):,} tokens')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
@@ -1002,13 +998,12 @@ def main():
         sys.exit(128 + int(stop))
     interrupt.signal = -1           # all is saved: from now on, one signal ends the process
     with opt.as_saved():
-        val_loss = evaluate(model, val_data, T)
+        whole = evaluate(model, val_data, T)
         if writing:
-            log(run, step=step, full_val_loss=val_loss, full_val_bpb=bits_per_byte(val_loss, meta))
+            log(run, step=step, **{f'full_{name}': value for name, value in whole.items()})
             show_texts(run, 4, 3 * sample_tokens)
-    if writing:
-        say(f'\n{describe(val_loss, meta)} over the whole split')
-        print_ending(out, meta, time.perf_counter() - started)
+            say(f'\n{describe(whole)} over the whole split')
+            print_ending(out, val_data.counts, time.perf_counter() - started)
 
 if __name__ == '__main__':
     launch(main)
