@@ -660,7 +660,7 @@ def from_gpt2(tensors):
     for name, x in tensors.items():
         if not name.startswith(('transformer.', 'lm_head.')):
             name = f'transformer.{name}'
-        x = x.t() if '.c_' in name else x
+        x = x.t().contiguous() if '.c_' in name else x
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
         if '[qkv]' in name:
