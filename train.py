@@ -196,8 +196,8 @@ def make_groups(model):
     in_blocks = [name for name in matrices if '.layers.' in name and name not in tables]
     in_blocks.sort(key=lambda name: params[name].shape)
     others = [name for name in params if name not in in_blocks + tables]
-    matrices = Group(in_blocks, 'muon', decay=weight_decay, every=muon_every)
-    return [row(others), row(tables, lr_scale=embed_scale), matrices]
+    return [row(others), row(tables, lr_scale=embed_scale),
+            Group(in_blocks, 'muon', decay=weight_decay, every=muon_every)]
 
 class Optimizer(torch.optim.Optimizer):
     """
