@@ -624,8 +624,6 @@ def main():
     if train.RANK:
         sys.stdout = None           # the others print nothing
     command = globals().get(f'bench_{what}')
-    if min(steps, rounds) < 1:
-        raise UserError('give 1 or more --steps and --rounds')
     if not command:
         raise UserError(f'there is no --what={what}: python bench.py --help lists what there is')
     command()

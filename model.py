@@ -91,7 +91,7 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
-# fields that are no part of what a saved model is: with others, transformers may not know it
+# fields that are not part of a saved model. Any other new field, if set, makes a model that transformers does not know
 TRAINING_FIELDS = 'dropout', 'attention'
 
 # other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
@@ -255,7 +255,7 @@ def make_norm(config):
 class ValueEmbedding(nn.Module):
     """
     What a layer adds to its values: an embedding of each token (arXiv:2410.17897), times a gate for each head that
-    reads the first 12 channels (as in nanochat). x (B, T, C), idx (B, T) -> (B, T, nkv, hs)
+    reads up to 12 channels (as in nanochat). x (B, T, C), idx (B, T) -> (B, T, nkv, hs)
     """
     def __init__(self, config):
         super().__init__()

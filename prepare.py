@@ -121,13 +121,13 @@ def standard_library():
 
 def own_files(path):
     """
-    -> the text files at a path, and those that are for validation by their names. In a folder with .parquet or .jsonl,
-    these alone are its files, and those for tests are neither.
+    -> the files at a path, and those that are for validation by their names. In a folder with .parquet or .jsonl, these
+    alone are its files, and those for tests are neither.
     """
     if os.path.isfile(path):
         return [Path(path)], []
     found = [Path(path, name) for name in glob('**', root_dir=path, recursive=True)]        # without hidden ones
-    found = sorted(path for path in found if path.is_file() and is_text(path))
+    found = sorted(filter(Path.is_file, found))
     tables = [file for file in found if {'.parquet', '.jsonl'} & {*file.suffixes}]
     val = [file for file in tables if re.match('(val|valid|validation)(?![a-z])', file.name)]
     train = [file for file in tables if not re.match('(val|valid|validation|test)(?![a-z])', file.name)]
@@ -354,7 +354,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     if not folder.exists():
         if gone:
             raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with '
-                            f'text files, or one of {", ".join(DATASETS)}')
+                            f'files, or one of {", ".join(DATASETS)}')
         os.makedirs(DOWNLOADS, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # another process may have made it meanwhile
@@ -374,8 +374,10 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
 
 def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
-    print(f'preparing {settings["source"]} -> {folder} (text files: {len(files + val_files)})')
-    read = partial(split_documents, files, val_files, settings['separator'], settings['val_fraction'])
+    texts = [path for path in files if len(files) == 1 or is_text(path)]
+    print(f'preparing {settings["source"]} -> {folder} (files: {len(texts)}, left out as no text: '
+          f'{len(files) - len(texts)})')
+    read = partial(split_documents, texts, val_files, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
@@ -483,8 +485,8 @@ def data_hash(meta):
 class Shards:
     """The shards of a split, read as one long array of tokens."""
     def __init__(self, folder, split, meta):
-        self.counts = meta[split]
-        shards = self.counts['shards']
+        self.meta = meta[split]
+        shards = self.meta['shards']
         self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
         self.shard_starts = [0, *accumulate(shard['tokens'] for shard in shards)]
         self.dtype = np.dtype(meta['dtype'])
@@ -497,10 +499,10 @@ class Shards:
         Nats per token -> bits per byte of the text, where a word that the vocabulary lacks costs 8 bits a byte. None
         without a meta.json, because then the number of bytes is not known.
         """
-        n = self.counts
-        if 'bytes' not in n:
+        m = self.meta
+        if 'bytes' not in m:
             return None
-        return (loss * n['tokens'] / math.log(2) + 8 * n['unknown_bytes']) / n['bytes']
+        return (loss * m['tokens'] / math.log(2) + 8 * m['unknown_bytes']) / m['bytes']
 
     def read(self, start, length):
         """tokens[start : start + length], across shards."""

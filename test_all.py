@@ -880,7 +880,7 @@ def plain_gpt(model, idx):
     return plain_linear(plain_norm(x, model.model.norm), model.lm_head)
 
 def test_the_loss_and_every_gradient_are_those_of_the_chain_rule_number_by_number():
-    model = to_double(small_gpt(n_embd=12, n_head=2, value_embeds=True))
+    model = to_double(small_gpt(n_embd=8, n_head=2, value_embeds=True))
     layers = [layer for layer in model.modules() if hasattr(layer, 'weight')]
     for layer in layers:
         layer.values = np.vectorize(Value)(layer.weight.detach())
@@ -2196,7 +2196,15 @@ def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
         _, state = train.read_state(Path('a'), 'cuda:0')
     assert state['dtype'] == want
 
-def test_a_batch_that_does_not_divide_among_processes_is_refused_with_the_nearest_that_do(monkeypatch):
+def test_what_is_evaluated_and_saved_is_that_of_the_first_process(monkeypatch):
+    optimizer, sent = make_optimizer(small_gpt(), 'muon'), []
+    monkeypatch.setattr('train.WORLD_SIZE', 2)
+    monkeypatch.setattr('torch.distributed.broadcast', lambda tensor, source: sent.append(tensor.data_ptr()))
+    with optimizer.as_saved():
+        assert {*sent} == {tensor.data_ptr() for tensor in (optimizer.p, *optimizer.tensors.values())}
+        assert not optimizer.model.training
+
+def test_a_batch_that_does_not_divide_among_processes_is_refused(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '3')
     assert 'take a multiple of 3' in refusal(f'train.py {SMALL_RUN}')
 

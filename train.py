@@ -173,7 +173,7 @@ class Group:
     decay: float = 0.0              # of the weights
     betas: tuple = (0.9, 0.999)
     eps: float = 1e-8
-    every: int = 1                  # muon moves a matrix once in so many steps
+    every: int = 1                  # of muon: a matrix moves once in so many steps
     part: slice = None              # where they lie in the optimizer's vectors
 
 def make_groups(model):
@@ -253,10 +253,11 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def as_saved(self):
         """
-        Wraps all evaluating, sampling, saving and restoring: within it, the model is what a checkpoint holds. To have
-        a mean of the weights saved, put it into tensors, and exchange it with p on the way in and out.
+        Wraps all evaluating, sampling, saving and restoring of a run: within it, the model is what a checkpoint holds.
+        To have a mean of the weights saved, put a copy of p into tensors, and exchange the numbers of the two on the
+        way in and out: p stays in its place, as the model's tensors are views of it.
         """
-        self.synchronize()          # another card may have used another kernel and drifted by an ulp
+        self.synchronize()          # another card may have used another kernel, and be off by an ulp
         self.model.eval()
         yield
         self.model.train()
@@ -365,8 +366,8 @@ def micro_batches(data, starts, step, T, micro, place):
 
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
-    Runs forward and backward over batches (idx, targets), which together, in all processes, have that many sequences;
-    then steps the optimizer. -> this process's part of the mean loss, and the norm of the gradient before clipping,
+    Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: how many the batches of
+    all processes have together. -> this process's part of the mean loss, and the norm of the gradient before clipping,
     both still on the device
     """
     opt.zero_grad(set_to_none=False)        # with None, gradients would no longer be views of g
@@ -391,7 +392,7 @@ def make_scaler(place, type_):
 def evaluate(model, data, T, max_tokens=0):
     """
     The mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T, and its bits per
-    byte, as the log has them. Any number of processes gets the same. model: in evaluation mode
+    byte, under their names in the log. Any number of processes gets the same. model: in evaluation mode
     """
     n = min(len(data) - 1, max_tokens or math.inf)      # every token but the first is a target
     starts = range(0, n - T + 1, T)
@@ -512,8 +513,8 @@ def restore(folder, opt, state):
     found = load_file(folder / 'training.safetensors')
     before = state['knobs']['optimizer']
     if before != optimizer or found.keys() != opt.tensors.keys():
-        raise UserError(f'the optimizer of {folder} (--optimizer={before}) kept other tensors: give its knobs and '
-                        f'freeze the same weights, or start a new run with --init_from={folder}')
+        raise UserError(f'the optimizer of {folder} (--optimizer={before}) kept other tensors: give the same '
+                        f'knobs and freeze the same weights, or start a new run with --init_from={folder}')
     with opt.as_saved():
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
@@ -848,7 +849,7 @@ def duration(seconds):
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
 def print_ending(run, val, seconds):
-    """Prints what general compressors need for the same text, by its counts in meta.json, and what to do next."""
+    """Prints what general compressors need for the same text, by what meta.json says of it, and what to do next."""
     if 'xz_bpb' in val:
         print(f'for comparison  gzip -9 needs {val["gzip_bpb"]:.2f} bits per byte, xz -9 {val["xz_bpb"]:.2f}')
     print(f'time            {duration(seconds)}')
@@ -1003,7 +1004,7 @@ def main():
             log(run, step=step, **{f'full_{name}': value for name, value in whole.items()})
             show_texts(run, 4, 3 * sample_tokens)
             say(f'\n{describe(whole)} over the whole split')
-            print_ending(out, val_data.counts, time.perf_counter() - started)
+            print_ending(out, val_data.meta, time.perf_counter() - started)
 
 if __name__ == '__main__':
     launch(main)
