@@ -477,7 +477,9 @@ class GPT(nn.Module):
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
             return logits[..., :c.vocab_size]
-        if self.padding:        # masked rather than cut off: rows of an odd length are slow to read on a GPU
+        # masked rather than cut off, as rows of an odd length are slow to read on a GPU. A loss that looks at all logits
+        # (label smoothing) needs those of [..., :c.vocab_size]
+        if self.padding:
             beyond = torch.arange(logits.size(-1), device=idx.device) >= c.vocab_size
             logits = logits.masked_fill(beyond, float('-inf'))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel

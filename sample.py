@@ -81,20 +81,20 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, s
     takes.
     """
     place, block_size, B = model.lm_head.weight.device, model.config.block_size, len(prompts)
-    texts = [prompt[-block_size:] for prompt in prompts]
+    contexts = [prompt[-block_size:] for prompt in prompts]         # of each text what the model reads, its last part
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(B)]
     u = torch.stack(u, 1).to(place)         # u[i, b] draws token i of text b
-    cache = KVCache(model, B, min(block_size, max(map(len, texts)) + max_new_tokens))
+    cache = KVCache(model, B, min(block_size, max(map(len, contexts)) + max_new_tokens))
     step = model if step is None else step
     ended = set()           # the numbers of texts
 
     for i in range(max_new_tokens):
-        full = [text for text in texts if len(text) > block_size]
-        for text in full:
-            del text[:-max(block_size // 2, 1)]
+        full = [context for context in contexts if len(context) > block_size]
+        for context in full:
+            del context[:-max(block_size // 2, 1)]
         if i == 0 or full:
-            lengths = torch.tensor([len(text) for text in texts], device=place)
-            idx = pad_sequence([torch.tensor(text, device=place) for text in texts], batch_first=True)
+            lengths = torch.tensor([len(context) for context in contexts], device=place)
+            idx = pad_sequence([torch.tensor(context, device=place) for context in contexts], batch_first=True)
             logits = model(idx, cache=cache, lengths=lengths)
         else:
             logits = step(new[:, None], cache=cache, decode=True)
@@ -106,8 +106,8 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, s
         yield ids
         if len(ended) == B:
             return
-        for text, id in zip(texts, ids):
-            text.append(id)
+        for context, id in zip(contexts, ids):
+            context.append(id)
 
 def prepare_model(model, place, type_, compiled, rows):
     """

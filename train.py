@@ -191,7 +191,7 @@ def make_groups(model):
         return [row(matrices, decay=weight_decay), row(vectors)]
 
     row = partial(row, rule='adamw', lr_scale=adamw_scale)
-    untied = 'lm_head.weight' in params         # else the embedding is the head
+    untied = not model.config.tie_weights       # else the embedding is the head
     tables = [name for name in matrices if 'embed_values' in name or (untied and 'embed_tokens' in name)]
     in_blocks = [name for name in matrices if '.layers.' in name and name not in tables]
     in_blocks.sort(key=lambda name: params[name].shape)
