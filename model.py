@@ -477,8 +477,8 @@ class GPT(nn.Module):
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
             return logits[..., :c.vocab_size]
-        # masked rather than cut off, as rows of an odd length are slow to read on a GPU. A loss that looks at all logits
-        # (label smoothing) needs those of [..., :c.vocab_size]
+        # masked rather than cut off, as rows of an odd length are slow to read on a GPU. A loss that looks at all
+        # logits, such as one with label smoothing, needs [..., :c.vocab_size]
         if self.padding:
             beyond = torch.arange(logits.size(-1), device=idx.device) >= c.vocab_size
             logits = logits.masked_fill(beyond, float('-inf'))
