@@ -444,7 +444,8 @@ def bench_diagnose():
     model = load_model(folder, attention='naive')
     optimizer = train.make_optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
-    optimizer.groups[-1].every = 1  # all matrices move, so that layers can be compared
+    for group in optimizer.groups:
+        group.every = 1         # all matrices move, so that layers can be compared
     _, _, _, data, _ = train.open_data(None)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T))

@@ -150,8 +150,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
 def fused_attention(q, k, v, mask=None, dropout=0.0):
     """
     The same by torch's kernels, which hold no (T, T) matrix in memory. But without a mask it is causal, the fastest
-    case.
-    On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
+    case. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
     dtype = q.dtype
     if q.device.type == 'cpu':          # there the backward pass is 5 times as fast in float32 as in 16 bits
@@ -440,10 +439,10 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
         """
-        idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats;
-        targets of -100 do not count.
-        cache: a KVCache, which whole prompts fill, padded at the end; lengths (B,) says how many tokens of each count,
-        and only the last of these have logits, (B, 1, vocab_size). decode: idx (B, 1) is the next token of each text.
+        idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats, over
+        those that are not -100. cache: a KVCache, which whole prompts fill, padded at the end; lengths (B,) says how
+        many tokens of each count, and only the last of these have logits, (B, 1, vocab_size). decode: idx (B, 1) is the
+        next token of each text.
         """
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens do not fit the context of {c.block_size}'
@@ -477,8 +476,7 @@ class GPT(nn.Module):
         logits = upcast(self.lm_head(self.model.norm(x)))
         if targets is None:
             return logits[..., :c.vocab_size]
-        # masked rather than cut off, as rows of an odd length are slow to read on a GPU. A loss that looks at all
-        # logits, such as one with label smoothing, needs [..., :c.vocab_size]
+        # not cut off, as rows of an odd length are slow to read on a GPU; label smoothing needs [..., :c.vocab_size]
         if self.padding:
             beyond = torch.arange(logits.size(-1), device=idx.device) >= c.vocab_size
             logits = logits.masked_fill(beyond, float('-inf'))

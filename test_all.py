@@ -1789,6 +1789,12 @@ def plain_muon(p, m, lr):
     p.mul_(1 - lr * 0.1)
     p.sub_(lr * 0.2 * max(p.shape) ** 0.5 * x)
 
+def test_an_embedding_keeps_its_rate_beside_a_frozen_head():
+    model = small_gpt()
+    model.lm_head.weight.requires_grad_(False)
+    _, tables, _ = make_optimizer(model, 'muon').groups
+    assert tables.names == ['model.embed_tokens.weight']
+
 @parametrize('every, compiled', [
     *itertools.product((1, 2, 3), [False]),
     pytest.param(3, True, marks=needs_compiler),
@@ -2195,12 +2201,6 @@ def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, want, monkeypatch):
     with train_knobs(init_from='resume'):
         _, state = train.read_state(Path('a'), 'cuda:0')
     assert state['dtype'] == want
-
-def test_an_embedding_keeps_its_rate_beside_a_frozen_head():
-    model = small_gpt()
-    model.lm_head.weight.requires_grad_(False)
-    _, tables, _ = make_optimizer(model, 'muon').groups
-    assert tables.names == ['model.embed_tokens.weight']
 
 def test_what_is_evaluated_and_saved_is_that_of_the_first_process(monkeypatch):
     optimizer, sent = make_optimizer(small_gpt(), 'muon'), []
