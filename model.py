@@ -509,13 +509,15 @@ class GPT(nn.Module):
 #
 # which machine this is. `place` is the name of a device, such as 'cpu' or 'cuda:0'
 
-# dense bf16 FLOP/s of common cards (fp16 of V100 and T4), without sparsity, as published
+# dense bf16 FLOP/s (fp16 of V100 and T4), without sparsity, from the data sheets and architecture papers of NVIDIA and
+# AMD. RTX 3060 and 4070: twice the FLOP/s of their shaders, as in the papers for the other GeForce cards
 PEAK_FLOPS = {
-    'B200': 2250e12, 'H200': 989e12, 'H20': 148e12,
-    'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12,
-    'A100': 312e12, 'A10G': 70e12, 'A40': 149.7e12,
-    'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
-    'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
+    'GB200': 2500e12, 'B300': 2250e12, 'B200': 2250e12, 'GH200': 989e12, 'H200': 989e12, 'H20': 148e12,
+    'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12, 'MI300X': 1307e12,
+    'A100': 312e12, 'A10G': 70e12, 'A10': 125e12, 'A40': 149.7e12, 'A6000': 154.8e12,
+    'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12, 'RTX 6000 Ada': 364.2e12,
+    'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 4070': 58.3e12,
+    'RTX 3090': 71e12, 'RTX 3080': 59.5e12, 'RTX 3060': 25.5e12,
 }
 
 def choose_device(device, local_rank=0):
@@ -624,7 +626,7 @@ def set_up(place):
 def peak_flops(place):
     """Dense bf16 FLOP/s of the card, or 0 for an unknown one."""
     for card, flops in PEAK_FLOPS.items():
-        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D)\b)', device_name(place)):
+        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D|SUPER)\b)', device_name(place)):
             return flops
     return 0
 
