@@ -540,7 +540,7 @@ def epoch_order(seed, epoch, n, T):
     (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
     """
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
-    return np.argsort(words[1:], kind='stable') * T + int(words[0] % T)
+    return np.argsort(words[1:], kind='stable') * T + int(words[0]) % T         # numpy 1 divides words[0] in float64
 
 # -----------------------------------------------------------------------------
 
