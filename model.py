@@ -760,6 +760,11 @@ def find_folder(name, say=print):
     """
     if Path(name).is_dir():
         folder = newest_whole(name, say) if checkpoints(name) else Path(name)
+        if (folder / 'log.jsonl').exists():         # a run in its first steps
+            text = (folder / 'config.py').read_text(encoding='utf-8')
+            options = {name: int(value) for name, value in re.findall(r'^(\w+) = (\d+)$', text, re.M)}
+            first = options.get('save_interval') or options['eval_interval']
+            raise UserError(f'{folder} has no checkpoint yet; the first one comes at step {first}')
         import_config(folder)           # raises before any text is prepared for it
         return folder
     if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):

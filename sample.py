@@ -148,7 +148,7 @@ def texts_of(steps, tok, ends):
 def find_checkpoint(path):
     """What find_folder finds; for '' the newest checkpoint of the newest run in out/."""
     if not path:
-        saved = sorted(Path('out').glob('*/step_*'), key=os.path.getmtime)
+        saved = sorted(Path('out').glob('*/step_*'), key=os.path.getmtime) or [*Path('out').glob('*/config.py')]
         if not saved:
             raise UserError('there is no run in out/ yet: `python train.py` makes one in about 2 minutes')
         path = saved[-1].parent
