@@ -128,7 +128,7 @@ def print_row(name, *cells):
 def make_step(c, device, dtype, compiled):
     """-> a function that takes a training step of a new model: on random tokens, unless it is given other batches"""
     model = build(c, device, dtype)
-    optimizer = train.make_optimizer(model)
+    optimizer = train.Optimizer(model)
     if compiled:
         model = torch.compile(model, dynamic=False)
         optimizer.compile()
@@ -442,7 +442,7 @@ def bench_diagnose():
     folder = sample.find_checkpoint(runs)
     train.config.read([f'{folder.parent}/config.py'])
     model = load_model(folder, attention='naive')
-    optimizer = train.make_optimizer(model)
+    optimizer = train.Optimizer(model)
     train.restore(folder, optimizer, read_json(folder / 'training.json'))
     for group in optimizer.groups:
         group.every = 1         # all matrices move, so that layers can be compared

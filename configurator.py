@@ -34,7 +34,7 @@ FOREIGN = {
     'eval_iters': 'validation reads the same sequences every time: set eval_tokens to eval_iters * batch_size * '
         'block_size',
     'decay_lr': 'set --min_lr to the learning rate for a constant one',
-    'always_save_checkpoint': 'a checkpoint is saved at every evaluation, and the best is kept',
+    'always_save_checkpoint': 'a checkpoint is saved every save_interval steps, and the best is kept',
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
     'what': 'it is a knob of bench.py: run `python bench.py` with these arguments',
     'question': 'it is a knob of bench.py: run `python bench.py` with these arguments',
@@ -107,6 +107,12 @@ def file_sha256(path):
         while block := f.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+def write(path, text):
+    """Replaces the text of a file in one go: a reader sees either the old text or the new one."""
+    unfinished = path.with_name(f'.{path.name}.partial')
+    unfinished.write_text(text, encoding='utf-8', errors='backslashreplace')        # it may name any path
+    unfinished.replace(path)
 
 def sync(path):
     """Waits until a file, or the list of names in a folder, is on the disk."""

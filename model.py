@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, file_sha256, read_json, whole_folder
+from configurator import UserError, file_sha256, read_json, whole_folder, write
 
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
@@ -832,9 +832,9 @@ def keep_from(folder):
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
-    README.md (card) and the sha256 of every file; for resuming, also training.json (a dict) and training.safetensors (a
-    dict of tensors). kept, ids: from keep_from. It gets its name only when all of it is on the disk. Raises OSError or
-    SafetensorError if it cannot be written.
+    README.md (card) and the sha256 of every file; for resuming, also training.json (a dict) and
+    training.safetensors (a dict of tensors). kept, ids: from keep_from. It gets its name only when all of it is on the
+    disk. Raises OSError or SafetensorError if it cannot be written.
     """
     with whole_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
@@ -856,6 +856,15 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
         for path in unfinished.glob('*.safetensors'):
             shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read them
+
+def replace_card(folder, card):
+    """Replaces the README.md of a checkpoint. Meanwhile the manifest does not list it, so that a crash does no harm."""
+    hashes = read_json(folder / MANIFEST)
+    hashes.pop('README.md', None)
+    write(folder / MANIFEST, json.dumps(hashes, indent=1))
+    write(folder / 'README.md', card)
+    hashes['README.md'] = file_sha256(folder / 'README.md')
+    write(folder / MANIFEST, json.dumps(hashes, indent=1))
 
 def remove_checkpoint(folder):
     """Removes a checkpoint; from the first moment on it no longer looks like one."""

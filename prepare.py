@@ -483,9 +483,9 @@ def data_hash(meta):
     return joint_sha256(shas)[:8]
 
 class Shards:
-    """The shards of a split, read as one long array of tokens."""
-    def __init__(self, folder, split, meta):
-        self.meta = meta[split]
+    """The shards of a split, read as one long array of tokens. tok: their tokenizer, if it is known."""
+    def __init__(self, folder, split, meta, tok=None):
+        self.meta, self.tok = meta[split], tok
         shards = self.meta['shards']
         self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
         self.shard_starts = [0, *accumulate(shard['tokens'] for shard in shards)]
@@ -494,15 +494,20 @@ class Shards:
     def __len__(self):
         return self.shard_starts[-1]
 
-    def bits_per_byte(self, loss):
+    def known_bytes(self, starts, length):
+        """Returns how many bytes the targets of these windows stand for, unknown words not counted; 0 without a tok."""
+        ids = np.concatenate([self.read(start + 1, length) for start in starts])
+        return len(known_text(self.tok, ids)) if self.tok else 0
+
+    def bits_per_byte(self, nats, known_bytes):
         """
-        Nats per token -> bits per byte of the text, where a word that the vocabulary lacks costs 8 bits a byte. None
-        without a meta.json, because then the number of bytes is not known.
+        Returns the bits per byte of a text with this loss in all, in nats; None if the bytes are not known. A word that
+        the vocabulary lacks costs 8 bits a byte, and such words are taken to be as frequent as in the split.
         """
-        m = self.meta
-        if 'bytes' not in m:
+        if not known_bytes or 'bytes' not in self.meta:
             return None
-        return (loss * m['tokens'] / math.log(2) + 8 * m['unknown_bytes']) / m['bytes']
+        unknown = self.meta['unknown_bytes'] / (self.meta['bytes'] - self.meta['unknown_bytes']) * known_bytes
+        return (nats / math.log(2) + 8 * unknown) / (known_bytes + unknown)
 
     def read(self, start, length):
         """tokens[start : start + length], across shards."""

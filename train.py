@@ -25,22 +25,24 @@ import socket
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 import prepare
-from configurator import Diverged, Output, UserError, as_file, configure, launch, read_json
+from configurator import Diverged, Output, UserError, as_file, configure, launch, read_json, write
 from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
                    choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
-                   remove_checkpoint, save_checkpoint, set_up)
+                   remove_checkpoint, replace_card, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
 from tokenizer import load_tokenizer
@@ -56,9 +58,11 @@ init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a check
                         # a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or one on the hub: gpt2, owner/model
                         # (auto:gpt2: resume if out_dir holds a checkpoint, else start from gpt2)
 max_iters = 1000        # optimizer steps
-max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first
-eval_interval = 500     # steps between evaluations, each followed by a checkpoint
-eval_tokens = 32768     # validation tokens per evaluation; 0: all. when training ends, all are evaluated once
+max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
+                        # evaluation of the whole validation split that follows takes at most as long again
+eval_interval = 500     # steps between evaluations
+eval_tokens = 32768     # validation tokens per evaluation, spread evenly over the split (0: all)
+save_interval = 0       # steps between checkpoints (0: one after each evaluation)
 eval_only = False       # evaluate the whole validation split, then stop
 log_interval = 50       # steps between printed lines
 keep_checkpoints = 2    # how many of the newest checkpoints to keep, besides the best
@@ -70,8 +74,8 @@ batch_size = 16         # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences one device takes at once; 0: up to 16,384 tokens, on a GPU up to 32,768 if they fit
 optimizer = 'muon'      # muon (for the matrices in the blocks; adamw moves the rest), or one of RULES: adamw, sgd, ...
 learning_rate = 6e-3    # the highest rate, reached after warmup_iters
-adamw_scale = 4.0       # with muon: adamw moves the head, norms and biases at this times learning_rate,
-embed_scale = 20.0      # and an embedding that is not the head at this times learning_rate
+adamw_scale = 4.0       # with muon, times learning_rate: of the head, norms, biases and learned positions
+embed_scale = 20.0      # with muon, times learning_rate: of embeddings of values, and of tokens unless tied to the head
 min_lr = -1.0           # the rate from lr_decay_iters on; -1: a twentieth of learning_rate
 warmup_iters = 40       # steps in which the rate rises from 0 to learning_rate
 lr_decay = 'linear'     # how the rate falls to min_lr: linear, in the last 65% of the steps (warm-up, stable, decay),
@@ -178,10 +182,9 @@ class Group:
 
 def make_groups(model):
     """
-    The table of all weights that are not frozen, a row for each group, as the knobs have it. To give a layer or an
-    embedding a rate of its own, give it a row of its own (a model that was loaded may have other sizes than the knobs:
-    count from params). Muon's rows come last, with matrices of the same shape side by side; these take turns, so a row
-    with fewer than `every` of a shape moves none of them in some steps.
+    Returns the Groups of trainable weights that the options ask for. To give a layer or an embedding its own learning
+    rate, give it its own Group (read sizes from params; a loaded model may not match the options). Muon's groups come
+    last, sorted by shape. Matrices of a shape take turns, so fewer than `every` of them make steps that update none.
     """
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = [name for name in params if params[name].dim() == 2]
@@ -201,17 +204,17 @@ def make_groups(model):
 
 class Optimizer(torch.optim.Optimizer):
     """
-    Moves all weights of a model, by the table of make_groups. They lie end to end in one vector p, group after group,
+    Updates all weights of a model by the table of make_groups. They lie end to end in one vector p, group after group,
     their gradients in g, their moments in m and v (muon needs no v). The model's tensors are views of p and g, so
-    clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. It is
-    an optimizer of torch's, with p as its only parameter, for the sake of zero_grad and because GradScaler wants one.
+    clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. For
+    zero_grad and GradScaler it is an optimizer of torch with p as its only parameter.
     """
-    def __init__(self, model, groups):
-        self.model, self.groups = model, groups
+    def __init__(self, model):
+        self.model, self.groups = model, make_groups(model)
         self.t = 0              # steps taken
         self.rules = dict(RULES, muon=muon)
-        sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in groups]
-        v_size = sum(size for size, group in zip(sizes, groups) if group.rule != 'muon')
+        sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in self.groups]
+        v_size = sum(size for size, group in zip(sizes, self.groups) if group.rule != 'muon')
         total = math.ceil(sum(sizes) / 4096) * 4096       # clip views it as 4,096 rows
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
@@ -219,7 +222,7 @@ class Optimizer(torch.optim.Optimizer):
         self.tensors = {}       # what a checkpoint holds besides the model and t: m.<name>, v.<name>, whatever you add
 
         stop = 0
-        for group in groups:
+        for group in self.groups:
             start = stop
             for name in group.names:
                 w = model.get_parameter(name)
@@ -253,9 +256,8 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def as_saved(self):
         """
-        Wraps all evaluating, sampling, saving and restoring of a run: within it, the model is what a checkpoint holds.
-        To have a mean of the weights saved, put a copy of p into tensors, and exchange the numbers of the two on the
-        way in and out: p stays in its place, as the model's tensors are views of it.
+        Wraps all evaluating, sampling, saving and restoring of a run. To have a mean of the weights saved, put a copy
+        of p into tensors, and exchange the numbers of the two on the way in and out (the model's tensors view p).
         """
         self.synchronize()          # another card may have used another kernel, and be off by an ulp
         self.model.eval()
@@ -303,72 +305,66 @@ class Optimizer(torch.optim.Optimizer):
                 self.rules['muon'](p, g, m, lr * group.every, group.decay, self.model.compute_dtype)
             start = stop
 
-def make_optimizer(model):
-    """The optimizer that the knobs ask for."""
-    return Optimizer(model, make_groups(model))
-
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
 # 'cuda:1', and `type_` are what they mean on this machine
 
-def get_lr(it):
+def get_lr(step, share=0.0, warm_up=(0, 0.0)):
     """
-    The learning rate at step `it`: it rises linearly from 0 during the warm-up, then falls to min_lr: as half a cosine,
-    or linearly over the last 65% of the steps (as in nanochat).
+    Returns the learning rate of a step: it falls from learning_rate to min_lr, as half a cosine after warmup_iters or
+    linearly over the last 65% of the steps (as in nanochat). share: of max_minutes that has passed; the schedule
+    follows the step or the clock, whichever is further. warm_up: the step and the rate from which it is warmed up.
     """
     end = lr_decay_iters or max_iters
     lowest = learning_rate / 20 if min_lr < 0 else min_lr
-    if it < warmup_iters:
-        return learning_rate * it / warmup_iters
-    if it >= end:
-        return lowest
-    left = min((end - it) / (0.65 * end), 1)
+    left = max(end - max(step, share * end), 0)
+    height = min(left / (0.65 * end), 1)
     if lr_decay == 'cosine':
-        left = 0.5 * (1 - math.cos(math.pi * (end - it) / (end - warmup_iters)))
-    return lowest + left * (learning_rate - lowest)
+        height = 0.5 * (1 - math.cos(math.pi * min(left / (end - min(warmup_iters, end / 2)), 1)))
+    rate = lowest + height * (learning_rate - lowest)
+    first, low = warm_up
+    risen = min((step - first) / max(warmup_iters, 1), 1)
+    return low + risen * (rate - low)
 
 MAX_SECONDS = 60 * max_minutes or math.inf      # of training
 
-def schedule_step(step, seconds, first):
-    """
-    The step of the schedule to use. It is `step`, unless max_minutes is set and the clock is further on (after the
-    warm-up). first: the seconds up to the end of the first step, which may compile and does not count.
-    """
-    if step <= warmup_iters:
-        return step
-    share = (seconds - first) / (MAX_SECONDS - first)
-    return max(step, share * (lr_decay_iters or max_iters))
+def next_lr(state):
+    """Returns the learning rate of a run's next step. The first step, which may compile, does not count as time."""
+    share = (state['seconds'] - state['first_step']) / (MAX_SECONDS - state['first_step'])
+    return get_lr(state['step'] + 1, share, state['warm_up'])
+
+def rejoin_schedule(state):
+    """Begins a new warm-up where a resumed run's new schedule jumps up, which would undo training."""
+    if state['step'] and next_lr(state) > 2.1 * state['lr']:        # a warm-up at most doubles the rate
+        state['warm_up'] = state['step'], state['lr']
+        say(f'the learning rate rises from {state["lr"]:.1e} to the new schedule in {warmup_iters} steps')
 
 def largest_divisor(n, limit):
     """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
     return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
 
 def divide_batch(T, place):
-    """-> micro_batch_size, or what a 0 stands for. Raises UserError if the batch does not divide evenly."""
-    if batch_size % WORLD_SIZE:
-        raise UserError(f'batch_size = {batch_size} does not divide among {WORLD_SIZE} processes: take a '
-                        f'multiple of {WORLD_SIZE}')
+    """Returns micro_batch_size, or what a 0 stands for."""
     share = batch_size // WORLD_SIZE
-    if micro_batch_size and share % micro_batch_size:
-        raise UserError(f'micro_batch_size = {micro_batch_size} does not divide the {share} sequences of a process: '
-                        f'take {largest_divisor(share, micro_batch_size)}')
-    most = 32768 if 'cuda' in place else 16384     # tokens at once: more would be no faster
-    return micro_batch_size or largest_divisor(share, most // T)
+    most = max((32768 if 'cuda' in place else 16384) // T, 1)           # more tokens at once would be no faster
+    micro = micro_batch_size or largest_divisor(share, most)
+    if 2 * micro < min(share, most) and not micro_batch_size:
+        say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; try '
+            f'--batch_size={round(share / most) * most * WORLD_SIZE}')
+    return micro
 
 def micro_batches(data, starts, step, T, micro, place):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
-        # dropout's seed depends on the step and the micro-batch: any number of processes drops the same, as long as
-        # micro-batches have the same size
+        # dropout's seed: the same for any number of processes, as long as micro-batches have the same size
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, place)
 
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
-    Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: how many the batches of
-    all processes have together. -> this process's part of the mean loss, and the norm of the gradient before clipping,
-    both still on the device
+    Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: of the batches of all
+    processes. Returns this process's part of the mean loss and the norm before clipping, both still on the device.
     """
     opt.zero_grad(set_to_none=False)        # with None, gradients would no longer be views of g
     total = 0.0
@@ -389,49 +385,57 @@ def make_scaler(place, type_):
     return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens=0):
+def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
     """
-    The mean loss in nats per token over the first max_tokens (0: all) of a split, in sequences of T, and its bits per
-    byte, under their names in the log. Any number of processes gets the same. model: in evaluation mode
+    Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, by their names in the
+    log; the same for any number of processes. The split is read in windows of T tokens, in an order whose first
+    windows, however many, are spread evenly over it; max_tokens (0: all) says how far. model: in evaluation mode;
+    at_once: tokens of a forward pass; ended: asked after each pass whether to stop there.
     """
-    n = min(len(data) - 1, max_tokens or math.inf)      # every token but the first is a target
-    starts = range(0, n - T + 1, T)
-    at_once = max(2048 // T, 1)         # on a CPU, more is no faster; it has to fit wherever training does
-    batches = [starts[i:i + at_once] for i in range(0, len(starts), at_once)]
-    if n % T:           # the last, shorter sequence
-        batches.append([n - n % T])
-    total = 0.0
-    for batch in batches[RANK::WORLD_SIZE]:
-        x, y = data.batch(batch, min(T, n - batch[0]), str(model.lm_head.weight.device))
-        total += float(model(x, y)) * y.numel()
-    [total] = combine('SUM', total)
-    return dict(val_loss=total / n, val_bpb=data.bits_per_byte(total / n))
+    n = len(data) - 1           # every token but the first is a target
+    order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T          # multiples of the golden ratio
+    starts = order[:math.ceil((max_tokens or n) / T)]
+    size = max(at_once // T, 1)
+    batches = [starts[i:i + size] for i in range(0, len(starts), size)]
+    if n % T and len(starts) == len(order):
+        batches.append([n - n % T])         # the last, shorter window
+    losses, tokens, known_bytes = [], 0, 0
+    for batch in tqdm(batches[RANK::WORLD_SIZE], 'evaluating', disable=RANK > 0 or None, leave=False, delay=3):
+        if losses and ended():
+            break
+        length = min(T, n - batch[0])
+        x, y = data.batch(batch, length, str(model.lm_head.weight.device))
+        losses.append(model(x, y) * y.numel())          # stays on the device
+        tokens += y.numel()
+        known_bytes += data.known_bytes(batch, length)
+    nats, tokens, known_bytes = combine('SUM', sum(map(float, losses)), tokens, known_bytes)
+    return dict(val_loss=nats / tokens, val_bpb=data.bits_per_byte(nats, known_bytes), val_tokens=int(tokens))
 
 def combine(op, *numbers):
     """The sum ('SUM'), the largest ('MAX') or the smallest ('MIN') of each number over all processes."""
     if WORLD_SIZE == 1:
         return list(numbers)
-    place = 'cuda' if dist.get_backend() == 'nccl' else 'cpu'
-    numbers = torch.tensor(numbers, dtype=torch.float64, device=place)
+    numbers = torch.tensor(numbers, dtype=torch.float64)        # on the CPU, so that no GPU has to wait
     dist.all_reduce(numbers, getattr(dist.ReduceOp, op))
     return numbers.tolist()
 
-def check_finite(step, opt, loss=0.0):
+def check_finite(run, loss=0.0):
     """Raises Diverged unless the loss and all weights are finite."""
-    if not math.isfinite(loss) or not opt.p.sum().isfinite():
-        raise Diverged(f'the loss or a weight is not finite at step {step}, and nothing after the last checkpoint was '
-                       f'saved: resume, or start again, with a lower --learning_rate or more --warmup_iters')
+    if not math.isfinite(loss) or not run.opt.p.sum().isfinite():
+        raise Diverged(f'the loss or a weight became nan or inf at step {run.state["step"]}; resume from the last '
+                       f'checkpoint, or start over, with a lower --learning_rate or more --warmup_iters')
 
 # -----------------------------------------------------------------------------
 # a run: what it holds, its evaluations, its checkpoints
 
-# what a run needs to resume, kept in training.json. read_state() adds the kind of device, main() the hash of the data,
+# what a run needs to resume, kept in training.json. read_state() adds the kind of device, train() the hash of the data,
 # save() the optimizer's t and the scaler's state
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # so far, with evaluations and saves; up to the first check after the first step
-    evaluated=dict(step=0),             # what the log says of the last evaluation
-    best=dict(step=0, val_loss=math.inf),       # and of the best one; 0 before the first
+    seconds=0.0, first_step=0.0,        # of the run so far, evaluations and saves included; of its first step
+    lr=0.0, warm_up=(0, 0.0),           # the rate of the last step; the step and the rate at which the warm-up began
+    evaluated=dict(step=0),             # the log's entry of the last evaluation; step 0: none yet
+    best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
     dtype='auto', compile='auto',       # what was used, which 'auto' means when resumed
     knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
 )
@@ -449,26 +453,22 @@ class Run:
     tok: object             # the tokenizer; None if there is no tokenizer.json
     tok_path: Path
     T: int                  # tokens in a sequence
+    eval_batch: int         # tokens of a forward pass when it is evaluated
     kept: tuple             # of the folder the run began from: see keep_from
     wandb: object = None    # its run, as long as it works
     drawn: float = -math.inf        # when the picture was last drawn
 
-def evaluate_and_save(run, step, last):
-    """
-    Evaluates, prints and logs the loss, saves a checkpoint, draws the curves, and shows a sample. last: whether
-    training is over.
-    """
+def evaluate_run(run, last):
+    """Evaluates the model of a run, prints and logs the result, draws the curves and shows a sample (not the last)."""
     state = run.state
-    entry = dict(step=step, tokens=state['sequences'] * run.T, seconds=state['seconds'],
-                 **evaluate(run.model, run.val_data, run.T, eval_tokens))
-    check_finite(step, run.opt, entry['val_loss'])
+    entry = dict(step=state['step'], tokens=state['sequences'] * run.T, seconds=state['seconds'],
+                 **evaluate(run.model, run.val_data, run.T, eval_tokens, run.eval_batch))
+    check_finite(run, entry['val_loss'])
     state['evaluated'] = entry
-    state['best'] = min(state['best'], entry, key=lambda entry: entry['val_loss'])
-    say(f'step {step} | {describe(entry)}')
+    say(f'step {state["step"]} | {describe(entry)}')
     if RANK:
         return
     log(run, **entry)
-    save(run, step, last)
     if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
         run.drawn = time.monotonic()
         with optional(f'{run.folder}/curves.png'):
@@ -488,24 +488,32 @@ def show_texts(run, n, length):
     for text in texts_of(steps, tok, ends):
         say(f'{"-" * 40}\n{start}{text}')
 
-def save(run, step, last=True):
+def save(run, last=True):
     """
-    Writes step_<step>/ and drops old checkpoints, but never the best. If that fails, raises UserError, or
-    only says so if this is not the last save.
+    Writes step_<step>/ and removes old checkpoints, but never the best. Raises UserError if the last save fails. Only
+    the first process writes; the others wait in their next exchange, up to timeout.
     """
+    state, step = run.state, run.state['step']
+    check_finite(run)
     folder = run.folder / f'step_{step:08d}'
-    if not folder.exists():
-        state = dict(run.state, step=step, t=run.opt.t, scaler=run.scaler.state_dict())
-        try:
-            save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], state, run.opt.tensors,
-                            model_card(run, step), *run.kept)
-        except (OSError, SafetensorError) as e:
-            if last:
-                raise UserError(f'{folder} cannot be saved ({e}): fix that, and go on with --init_from=resume')
-            say(f'{folder} cannot be saved ({e}); training goes on, and the next evaluation tries again')
-            return          # old ones are dropped only for a new one
+    if RANK or folder.exists():
+        return
+    best = state['best']
+    if state['evaluated']['step'] == step:
+        best = min(best, state['evaluated'], key=lambda entry: entry['val_loss'])
+    training = dict(state, best=best, t=run.opt.t, scaler=run.scaler.state_dict())
+    try:
+        save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], training, run.opt.tensors,
+                        model_card(run, state['evaluated']), *run.kept)
+    except (OSError, SafetensorError) as e:
+        if not last:
+            say(f'{folder} cannot be saved ({e}); training goes on, and the next save tries again')
+            return          # old ones are removed only for a new one
+        advice = 'resume with --init_from=resume' if checkpoints(run.folder) else 'start again: nothing is saved'
+        raise UserError(f'{folder} cannot be saved ({e}); make room, then {advice}')
+    state['best'] = best
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
-        if int(old.name[5:]) != run.state['best']['step']:
+        if int(old.name[5:]) != state['best']['step']:
             remove_checkpoint(old)
 
 def restore(folder, opt, state):
@@ -545,6 +553,7 @@ def fit_micro_batch(model, opt, data, T, place, micro):
         if micro == 1 or micro_batch_size:
             raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
                             f'which trains the same, or, if it is 1, a smaller --block_size or model')
+        say(f'memory  | {micro} sequences at once do not fit; trying fewer')
         micro = largest_divisor(micro, micro // 2)
 
 # -----------------------------------------------------------------------------
@@ -553,6 +562,7 @@ def fit_micro_batch(model, opt, data, T, place, micro):
 class Interrupt:
     """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and ends. A second one ends the process."""
     signal, heard = 0, 0.0          # which one came, and when
+    then = 'a checkpoint is saved after this step (press Ctrl-C again to end without it)'
 
     def listen(self):
         for kind in signal.Signals:         # Windows lacks two of these; nohup ignores SIGHUP
@@ -562,6 +572,9 @@ class Interrupt:
     def hear(self, number, frame):
         if not self.signal:
             self.signal, self.heard = number, time.monotonic()
+            if RANK == 0:
+                with suppress(OSError):     # print() may be what the signal interrupted
+                    os.write(sys.stdout.fileno(), f'\nreceived {signal.Signals(number).name}; {self.then}\n'.encode())
         elif time.monotonic() > self.heard + 1:         # torchrun passes a Ctrl-C on, so it comes twice
             sys.exit(128 + number)
 
@@ -572,7 +585,8 @@ def connect(place, **shared):
     """Joins the other processes, if there are any. Raises UserError unless all have the same, but for OWN_KNOBS."""
     if WORLD_SIZE == 1:
         return
-    backend = 'nccl' if 'cuda' in place else 'gloo'
+    # gloo carries signals and the clock, so that these do not wait for a GPU
+    backend = 'cpu:gloo,cuda:nccl' if 'cuda' in place else 'gloo'
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     # subtle: gloo's threads need Python to free what was sent last, and abort if Python has shut down
     atexit.register(time.sleep, 0.1)
@@ -610,16 +624,15 @@ def choose_out_dir():
     raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
 def lock(run):
-    """Locks the folder of a run for as long as this process lives. Raises UserError."""
+    """Returns a context in which no other process trains in this folder. Raises UserError."""
     run.mkdir(parents=True, exist_ok=True)
-    guard, process = FileLock(run / '.lock'), run / '.process'
     try:
-        guard.acquire(timeout=0)
+        return FileLock(run / '.lock').acquire(timeout=0)
     except Timeout:
+        process = run / '.process'
         last = process.read_text() if process.exists() else 'unknown'
         raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for it to end, '
                         f'stop it, or give another --out_dir')
-    return guard
 
 def read_log(run):
     """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
@@ -667,12 +680,6 @@ def start_files(run, state, knobs):
     state['knobs'] = knobs
     say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
 
-def write(path, text):
-    """Replaces the text of a file in one go: a reader sees either the old text or the new one."""
-    unfinished = path.with_name(f'.{path.name}.partial')
-    unfinished.write_text(text, encoding='utf-8')
-    unfinished.replace(path)
-
 @contextmanager
 def optional(what):
     """Wraps what a run can do without: if it fails, training goes on."""
@@ -716,15 +723,16 @@ def draw_curves(run):
     axes['loss'].legend()
     figure.savefig(run / 'curves.png', dpi=110)
 
-def model_card(run, step):
-    """The README.md of a checkpoint, which is its page on the hub."""
+def model_card(run, entry):
+    """Returns the README.md of a checkpoint, which is its page on the hub. entry: the evaluation of its weights."""
     model, meta, state = run.model, run.meta, run.state
-    best = state['best']
     place = str(model.lm_head.weight.device)
     base = base_model(state['knobs']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
     command = re.sub(r"(?<=[ ='])/\S*/", '', shlex.join(['train.py', *sys.argv[1:]]))      # without folders
-    evaluated = f'At step {best["step"]:,}: {describe(best)}.' if best['step'] else 'Not evaluated.'
+    evaluated = 'not evaluated'
+    if entry['step'] == state['step']:
+        evaluated = f'{describe(entry)} over {entry["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens'
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -733,8 +741,9 @@ license: other     # fill this in on the hub, not here: manifest.json holds the 
 # {run.folder.name}
 
 A language model: {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {run.T:,} tokens,
-trained on {Path(meta["source"]).name}: {state["sequences"]:,} sequences in {step:,} steps
-({duration(state["seconds"])}; {place}, {device_name(place)}; processes: {WORLD_SIZE}). {evaluated}
+trained on {Path(meta["source"]).name}: {state["sequences"]:,} sequences in {state["step"]:,} steps
+({duration(state["seconds"])}; {place}, {device_name(place)}; processes: {WORLD_SIZE}).
+Evaluation: {evaluated}.
 
     python {command}
 """
@@ -763,13 +772,20 @@ def check_knobs():
     for name in ('max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
         if config[name] < 1:
             raise UserError(f'{name} = {config[name]}: give 1 or more')
-    for name in ('max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size', 'warmup_iters', 'grad_clip'):
+    for name in ('max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size', 'warmup_iters',
+                 'grad_clip'):
         if config[name] < 0:
             raise UserError(f'{name} = {config[name]}: give 0 or more')
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     if lr_decay not in ('linear', 'cosine'):
         raise UserError(f'lr_decay = {lr_decay!r}: give linear or cosine')
+    unit = WORLD_SIZE * max(micro_batch_size, 1)
+    if batch_size % unit:
+        raise UserError(f'batch_size = {batch_size} is not a multiple of {unit} (processes x micro_batch_size); use '
+                        f'--batch_size={math.ceil(batch_size / unit) * unit}')
+    if warmup_iters > (lr_decay_iters or max_iters):
+        say(f'warmup_iters = {warmup_iters} is longer than the run; use --warmup_iters={max_iters // 10}')
     model_config()
 
 def model_config(knobs=config, **others):
@@ -785,12 +801,12 @@ def open_data(source):
     wanted = str(source / 'tokenizer.json') if source else tokenizer
     folder = find_or_prepare(dataset, wanted, vocab_size)
     meta = check_data(folder, read_meta(folder))
-    train_data, val_data = Shards(folder, 'train', meta), Shards(folder, 'val', meta)
+    tok_path = folder / 'tokenizer.json'
+    tok = load_tokenizer(tok_path) if tok_path.exists() else None
+    train_data, val_data = Shards(folder, 'train', meta, tok), Shards(folder, 'val', meta, tok)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
                         f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
-    tok_path = folder / 'tokenizer.json'
-    tok = load_tokenizer(tok_path) if tok_path.exists() else None
     if tok and source and os.path.exists(wanted) and tok.vocab != load_tokenizer(wanted).vocab:
         raise UserError(f'{folder} was made with another tokenizer than {wanted}: give the text as --dataset')
     return folder, meta, tok, train_data, val_data
@@ -848,15 +864,19 @@ def duration(seconds):
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
-def print_ending(run, val, seconds):
-    """Prints what general compressors need for the same text, by what meta.json says of it, and what to do next."""
+def print_ending(run, whole, seconds):
+    """Prints the final evaluation, what general compressors need for the same text, and what to do next."""
+    share, val, best = whole['val_tokens'] / (len(run.val_data) - 1), run.val_data.meta, run.state['best']
+    print(f'\n{describe(whole)} over {"the whole" if share == 1 else f"{share:.0%} of the"} split')
     if 'xz_bpb' in val:
         print(f'for comparison  gzip -9 needs {val["gzip_bpb"]:.2f} bits per byte, xz -9 {val["xz_bpb"]:.2f}')
     print(f'time            {duration(seconds)}')
-    print(f'checkpoint      {checkpoints(run)[-1]}')
-    print(f'sample from it  python sample.py --out_dir={run}')
-    minutes = f' --max_minutes={2 * max_minutes:g}' if max_minutes else ''
-    print(f'train further   python train.py {run}/config.py --init_from=resume --max_iters={2 * max_iters}{minutes}')
+    print(f'checkpoint      {checkpoints(run.folder)[-1]}')
+    if best['step'] < run.state['step']:
+        print(f'the best one    {run.folder}/step_{best["step"]:08d}, {describe(best)}')
+    print(f'sample from it  python sample.py --out_dir={run.folder}')
+    print(f'train further   python train.py {run.folder}/config.py --init_from=resume --max_iters={2 * max_iters}'
+          + (f' --max_minutes={2 * max_minutes:g}' if max_minutes else ''))
 
 # -----------------------------------------------------------------------------
 
@@ -875,16 +895,16 @@ def main():
     source = find_folder(base) if base else None            # another model, from which a new run starts
     resumed, state = read_state(out, place)                 # the checkpoint of this run, if it goes on
     type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
-    divide_batch(config['block_size'], place)       # raises if it does not divide
-    writing = RANK == 0 and not eval_only
-    guard = lock(out) if writing else None      # noqa: F841, held until the end
+    with lock(out) if RANK == 0 and not eval_only else nullcontext():
+        train(out, place, type_, source, resumed, state, started)
 
+def train(out, place, type_, source, resumed, state, started):
+    """Trains a run from this state on: the model in resumed or source, or a new one. out: its folder."""
     # the data and the other processes
     folder, meta, tok, train_data, val_data = open_data(source)
     data = data_hash(meta)
     if resumed and state['data'] != data:
-        raise UserError(f'{resumed} was trained on other data: resume it with its own config.py, or start a new run '
-                        f'with --init_from={resumed}')
+        raise UserError(f'{resumed} was trained on other data; use its config.py, or start with --init_from={resumed}')
 
     # the model
     torch.manual_seed(seed)
@@ -904,7 +924,7 @@ def main():
         return
 
     # the optimizer, and how much goes through the model at once
-    opt = make_optimizer(model)
+    opt = Optimizer(model)
     scaler = make_scaler(place, type_)
     if resumed:
         restore(resumed, opt, state)
@@ -915,46 +935,47 @@ def main():
     flops = max_iters * tokens_per_step * model.flops_per_token(T)
     compiled = choose_compile(state['compile'] if compile == 'auto' else compile, place, flops)
     fast = model
+    slow = ' (the first step takes a minute or two longer)' if compiled else ''
+    say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}{slow}')
     if compiled:
         fast = torch.compile(model, dynamic=False)
         opt.compile()
-    micro = divide_batch(T, place)
+    micro, eval_batch = divide_batch(T, place), 2048        # a CPU is not faster with more tokens to evaluate at once
     if 'cuda' in place:
         micro = fit_micro_batch(fast, opt, train_data, T, place, micro)
+        eval_batch = min(8192, micro * T // 2)      # less memory than training takes, even without compile
     grad_accum = batch_size // WORLD_SIZE // micro
-    say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}')
     say(f'steps   | {max_iters:,}, {max_iters * tokens_per_step / len(train_data):.2f} epochs of '
         f'{len(train_data):,} tokens')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {grad_accum} x {micro})')
 
     kept = keep_from(resumed or source) if resumed or source else ()
-    run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, kept)
+    run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, eval_batch, kept)
+    rejoin_schedule(state)
     state.update(data=data, dtype=type_, compile=compiled)
-    if writing:
+    if RANK == 0:
         start_files(out, state, knobs)
         if wandb_log:
             start_wandb(run)
 
     # training
     peak = peak_flops(place) * WORLD_SIZE
-    interrupt, stop = Interrupt(), 0
-    check_every = 10 if 'cuda' in place and WORLD_SIZE > 1 else 1      # at each check GPUs wait for the host
+    interrupt, stop, first = Interrupt(), 0, state['step'] + 1
     began = time.perf_counter() - state['seconds']
-    step = state['step']
-    losses = []         # of the steps since the last line or evaluation
+    losses = []         # of the steps since the last line, evaluation or save
     while True:
-        # signals and the clock, which all processes must agree on
-        if step % check_every == 0:
-            stop, state['seconds'] = combine('MAX', interrupt.signal, time.perf_counter() - began)
-            if step <= check_every:
-                state['first_step'] = state['seconds']
-
-        # evaluate and save, after every eval_interval steps and after the last one, but never twice
+        # evaluate and save, at their intervals and after the last step
+        step = state['step']
         last = step >= max_iters or state['seconds'] >= MAX_SECONDS
-        if (step % eval_interval == 0 or last) and step != state['evaluated']['step'] and not stop:
+        evaluating = not stop and (last or step % eval_interval == 0) and step != state['evaluated']['step']
+        saving = stop or last or (step > 0 and step % (save_interval or eval_interval) == 0)
+        if evaluating or saving:
             with opt.as_saved():
-                evaluate_and_save(run, step, last)
+                if evaluating:
+                    evaluate_run(run, last)
+                if saving:
+                    save(run, stop or last)
             losses = []
         if stop or last:
             break
@@ -962,49 +983,55 @@ def main():
         # a step
         if not losses:
             line_began = time.perf_counter()
-        step += 1
-        lr = get_lr(schedule_step(step, state['seconds'], state['first_step']))
+        lr = next_lr(state)
         starts = train_data.starts(state['sequences'], batch_size, T, seed)
+        step += 1
         batches = micro_batches(train_data, starts, step, T, micro, place)
         loss, grad_norm = training_step(fast, opt, scaler, batches, len(starts), lr)
         losses.append(loss)
-        state['sequences'] += len(starts)
-        if step == state['step'] + 1:           # before that there is nothing to save
+        state.update(step=step, sequences=state['sequences'] + len(starts), lr=lr)
+        if step == first:           # before that there is nothing to save
             interrupt.listen()
 
-        # a line, with their mean loss
-        if step % log_interval == 0 or step in (1, max_iters):
-            grad_norm = float(grad_norm)        # waits for the device
+        printing = step % log_interval == 0 or step in (1, max_iters)
+        if printing:            # this waits for the device
             [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))
-            check_finite(step, opt, mean_loss)
+            check_finite(run, mean_loss)
+
+        # signals and the clock, which all processes must agree on
+        stop, state['seconds'] = combine('MAX', interrupt.signal, time.perf_counter() - began)
+        if step == 1:
+            state['first_step'] = state['seconds']
+
+        if printing:
             step_seconds = (time.perf_counter() - line_began) / len(losses)
             rate = tokens_per_step / step_seconds
-            entry = dict(loss=mean_loss, lr=lr, grad_norm=grad_norm, tokens_per_second=rate,
+            entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate,
                          mfu=rate * model.flops_per_token(T) / peak if peak else None)
             left = min((max_iters - step) * step_seconds, MAX_SECONDS - state['seconds'])
             say(progress(step, step_seconds, left, **entry))
-            if writing:
+            if RANK == 0:
                 log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
             losses = []
 
     # the end: everything is saved before the whole split is evaluated
-    [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation
-    if stop:
-        check_finite(step, opt)
-        with opt.as_saved():
-            if writing:
-                save(run, step)
-        combine('MAX', 0)       # all wait for the save: torchrun ends the others as soon as one exits with an error
-        say(f'\nstopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
+    [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation. All wait here for the
+    if stop:                # save, because torchrun ends the others as soon as one exits with an error
+        say(f'stopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
-    interrupt.signal = -1           # all is saved: from now on, one signal ends the process
+    interrupt.then = 'everything is saved, and the evaluation ends here'
     with opt.as_saved():
-        whole = evaluate(model, val_data, T)
-        if writing:
+        whole = evaluate(model, val_data, T, 0, eval_batch,
+                         ended=lambda: interrupt.signal or time.perf_counter() - began > 2 * MAX_SECONDS)
+        if RANK == 0 and not interrupt.signal:
             log(run, step=step, **{f'full_{name}': value for name, value in whole.items()})
+            with optional('the model card'):
+                replace_card(checkpoints(out)[-1], model_card(run, dict(whole, step=step)))
             show_texts(run, 4, 3 * sample_tokens)
-            say(f'\n{describe(whole)} over the whole split')
-            print_ending(out, val_data.meta, time.perf_counter() - started)
+    if RANK == 0:
+        print_ending(run, whole, time.perf_counter() - started)
+    if interrupt.signal:
+        sys.exit(128 + interrupt.signal)
 
 if __name__ == '__main__':
     launch(main)
