@@ -111,7 +111,7 @@ def file_sha256(path):
 def write(path, text):
     """Replaces the text of a file in one go: a reader sees either the old text or the new one."""
     unfinished = path.with_name(f'.{path.name}.partial')
-    unfinished.write_text(text, encoding='utf-8', errors='backslashreplace')        # it may name any path
+    unfinished.write_text(text, encoding='utf-8', errors='backslashreplace')        # a path may not be UTF-8
     unfinished.replace(path)
 
 def sync(path):

@@ -1961,7 +1961,7 @@ def test_a_run_leaves_what_was_promised():
     for step, loss in zip(run.kept, run.val_losses[1:]):
         state = read_json(f'a/step_{step:08d}/training.json')
         assert (state['best']['step'], state['best']['val_loss']) == (step, loss)
-    # each card has the evaluation of its own weights, the last one that of the whole split
+    # Each card quotes the evaluation of its own weights. The last card quotes the whole split.
     card = Path('a/step_00000010/README.md').read_text()
     assert f'{run.val_losses[1]:.4f}' in card and 'over 320 of' in card
     card = Path('a/step_00000012/README.md').read_text()
@@ -2381,7 +2381,7 @@ def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, printed):
     assert rates[-1] < 0.08
     assert '49 s left' in lines_of_steps(printed())['12']
     assert run.steps[0]['seconds'] == 60        # at the end of the step
-    # the evaluation of the whole split, whose batches take 1000 s, ends as soon as that has taken 2 minutes
+    # Each batch of the final evaluation takes 1000 s, so the limit of 2 minutes stops it after the first.
     assert run.log[-1]['full_val_tokens'] == 2048
     assert train_here('b', f'{knobs} --init_from=resume').log == run.log
 

@@ -428,8 +428,8 @@ def check_finite(run, loss=0.0):
 # -----------------------------------------------------------------------------
 # a run: what it holds, its evaluations, its checkpoints
 
-# what a run needs to resume, kept in training.json. read_state() adds the kind of device, train() the hash of the data,
-# save() the optimizer's t and the scaler's state
+# What a run needs to resume is kept in training.json. read_state() adds the kind of device, train() the hash of the
+# data, and save() the optimizer's t and the scaler's state.
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # of the run so far, evaluations and saves included; of its first step
@@ -899,7 +899,7 @@ def main():
         train(out, place, type_, source, resumed, state, started)
 
 def train(out, place, type_, source, resumed, state, started):
-    """Trains a run from this state on: the model in resumed or source, or a new one. out: its folder."""
+    """Trains and evaluates the model in resumed or source, or a new one. out: the run's folder; state: NEW_STATE."""
     # the data and the other processes
     folder, meta, tok, train_data, val_data = open_data(source)
     data = data_hash(meta)
@@ -994,7 +994,7 @@ def train(out, place, type_, source, resumed, state, started):
             interrupt.listen()
 
         printing = step % log_interval == 0 or step in (1, max_iters)
-        if printing:            # this waits for the device
+        if printing:            # waits for the device
             [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))
             check_finite(run, mean_loss)
 
@@ -1014,9 +1014,10 @@ def train(out, place, type_, source, resumed, state, started):
                 log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
             losses = []
 
-    # the end: everything is saved before the whole split is evaluated
-    [stop] = combine('MAX', interrupt.signal)       # it may have come in the last evaluation. All wait here for the
-    if stop:                # save, because torchrun ends the others as soon as one exits with an error
+    # The end: everything is saved before the whole split is evaluated. All processes wait here for the save, because
+    # torchrun ends the others as soon as one exits with an error. A signal may have come in the last evaluation.
+    [stop] = combine('MAX', interrupt.signal)
+    if stop:
         say(f'stopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
     interrupt.then = 'everything is saved, and the evaluation ends here'
