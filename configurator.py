@@ -57,17 +57,14 @@ class Output:
     """A stream that may lose its reader: a closed terminal, a broken pipe or a full disk is not an error."""
     def __init__(self, stream):
         self.stream = stream or open(os.devnull, 'w')       # None if it was closed: >&-
-        self.failure = ''
 
     def __getattr__(self, name):
         return getattr(self.stream, name)
 
     def write(self, text):
-        try:
+        with suppress(OSError):
             self.stream.write(text)
             self.stream.flush()
-        except OSError as e:
-            self.failure = str(e)
 
     def flush(self):
         pass
@@ -94,7 +91,7 @@ def launch(main):
     sys.exit(status)
 
 def read_json(path):
-    """The object in a JSON file, as a dict. Raises UserError."""
+    """Returns the object in a JSON file, as a dict. Raises UserError."""
     try:
         with open(path, encoding='utf-8') as f:
             return {**json.load(f)}
@@ -198,44 +195,41 @@ def configure(script, *others, quiet=False):
     return knobs
 
 def read_pair(argument, knobs):
-    """What --name=text sets: --lr=1 -> {'lr': 1.0}. Raises UserError."""
+    """Parses --name=text: --lr=1 -> {'lr': 1.0}. Raises UserError."""
     name, equals, value = argument[2:].partition('=')
-    check_known(name, knobs, argument)
-    default = knobs.defaults[name]
+    default = knobs.defaults.get(name)
     kind = type(default)
     if not equals:
-        value = True            # a switch, such as --wandb_log, or else a mistake, which fit() finds
+        value = True            # a switch, such as --wandb_log; fit() refuses it for other options
     elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
         value = value.lower() == 'true'
     elif kind in (int, float):
-        with suppress(ValueError):      # if it is no number, fit() says so
+        with suppress(ValueError):      # fit() says so if it is no number
             value = kind(value)
-    return {name: fit(value, name, default, argument)}
+    return {name: fit(value, name, knobs, argument)}
 
-def check_known(name, knobs, where):
-    if name in knobs:
-        return
-    near = difflib.get_close_matches(name, knobs, 1)
-    hint = '--help lists them'
-    if near:
-        hint = f'did you mean {near[0]}? {hint}'
-    raise UserError(f'{where}: there is no knob {name!r} here: {FOREIGN.get(name, hint)}')
-
-def fit(value, name, default, where):
-    """A value as the type of the default: an int may become a float. Raises UserError."""
+def fit(value, name, knobs, where):
+    """Returns a value as the type of the option's default: an int may become a float. Raises UserError."""
+    if name not in knobs:
+        near = difflib.get_close_matches(name, knobs, 1)
+        hint = '--help lists them'
+        if near:
+            hint = f'did you mean {near[0]}? {hint}'
+        raise UserError(f'{where}: there is no knob {name!r} here: {FOREIGN.get(name, hint)}')
+    default = knobs.defaults[name]
     kind = type(default)
-    if kind is float and type(value) is int:
-        value = float(value)
     if default == 'auto' and type(value) is bool:
         return value
+    if kind is float and type(value) is int:
+        value = float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {name}={default!r}')
     return value
 
 def run_file(path, knobs):
     """
-    Runs a config file over the knobs so far. -> {name: value} of the knobs that it changes. Repeating a value does not
-    count as setting it, because the config.py of a run names every knob. Raises UserError.
+    Runs a config file over the knobs so far. Returns {name: value} of the knobs that it changes. Repeating a value does
+    not count as setting it, because the config.py of a run names every knob. Raises UserError.
     """
     if not os.path.isfile(path):
         raise UserError(f'there is no config file {path}; `ls config` shows those of this project')
@@ -250,8 +244,7 @@ def run_file(path, knobs):
     for name, value in found.items():
         if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
             continue            # the file's own
-        check_known(name, knobs, path)
-        value = fit(value, name, knobs.defaults[name], path)
+        value = fit(value, name, knobs, path)
         if value != knobs[name]:
             changed[name] = value
     return changed
