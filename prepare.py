@@ -54,8 +54,9 @@ workers = 0                 # processes; 0: one per core
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-# a knob is passed as a parameter if train.py (dataset, tokenizer, vocab_size) or DATASETS (separator, val_fraction) may
-# give it another value; the other knobs are read where they are needed
+# An option is a parameter of a function if train.py (dataset, tokenizer, vocab_size) or DATASETS (separator,
+# val_fraction) may give it another value, or if the function runs in worker processes (see in_parallel): on macOS and
+# Windows these import this file anew, and every option has its default there. Functions read other options directly.
 TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
 
 def check_knobs(tokenizer, vocab_size):
@@ -68,7 +69,7 @@ def check_knobs(tokenizer, vocab_size):
     if tokenizer == 'bpe':
         check_vocab_size(vocab_size, [END_OF_TEXT])
     if not 0 <= val_fraction < 1 or shard_tokens < 1:
-        raise UserError('val_fraction must be 0 or more and below 1, shard_tokens 1 or more: change them')
+        raise UserError('val_fraction must be at least 0 and below 1, and shard_tokens at least 1; change them')
 
 # -----------------------------------------------------------------------------
 # where the text comes from
@@ -105,6 +106,7 @@ def find_source(dataset):
     if val_dataset:
         val_files = sum(own_files(val_dataset), [])
     separate = val_dataset or 'val' in known
+    # all options that change the tokens: a folder that was made with other values is refused
     settings = dict(
         dataset=data_name(dataset), source=source,
         val_fraction=0.0 if separate else val_fraction or known.get('val_fraction', 0.1),
@@ -272,13 +274,13 @@ def split_by_position(docs, val_fraction):
                 yield split, block
                 end = split
         yield end, b'\xff'      # the end mark goes where the last character went
-        left = max(left - len(text), 0)
+        left -= len(text[:left])
 
 # -----------------------------------------------------------------------------
 # tokens
 
 def in_parallel(function, batches):
-    """Maps batches on all cores, with a progress bar."""
+    """Maps batches on all cores, with a progress bar. function runs in worker processes: see the comment on options."""
     bar = tqdm(batches, unit='MB', unit_scale=BLOCK / 1e6, disable=None, leave=False)
     return parallel_map(function, bar, workers or default_workers())
 
@@ -314,14 +316,17 @@ def make_tokenizer(kind, vocab_size, batches):
     return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
 def encode_batch(tok, batch):
-    """A batch -> its split, its ids, and counts for meta.json; unknown_bytes are the bytes of words that tok lacks."""
+    """
+    Returns the split of a batch, its ids and counts for meta.json. Runs in worker processes, so it reads no option;
+    pass those that it needs as parameters.
+    """
     split, raw = batch
+    ends = raw.count(b'\xff')
     ids = tok.encode_bytes(raw, tok.eot)
     for id in reversed(tok.opening):        # of the next document; that of the first is added by write_shards
         ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
-    ends = raw.count(b'\xff')
     size = len(raw) - ends
-    lost = 0
+    lost = 0        # bytes of words that tok lacks
     if hasattr(tok, 'unknown'):
         lost = size - len(known_text(tok, ids))
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost)
@@ -345,8 +350,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     check_knobs(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
-    texts = files + val_files
-    own = texts         # which may change, as those of DATASETS do not
+    own = files + val_files         # the user's files, which may change; those of DATASETS do not
     if dataset in DATASETS:
         own = val_files if val_dataset else []
     written = sum(path.stat().st_mtime_ns for path in own)
@@ -357,18 +361,18 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                             f'files, or one of {", ".join(DATASETS)}')
         os.makedirs(DOWNLOADS, exist_ok=True)
         with FileLock(folder.with_name(f'.{folder.name}.lock')):
-            if not folder.exists():         # another process may have made it meanwhile
-                fetch(texts, DATASETS.get(dataset))
+            if not folder.exists():         # Another process may have made it meanwhile.
+                fetch(files + val_files, DATASETS.get(dataset))
                 settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, own)))
                 make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
 
-    meta = read_meta(folder)
-    # if the text is gone, the folder is enough
-    if not gone and meta.get('source_time', written) != written:
+    # A folder that is older than a setting was made with the option's default. If the text is gone, it is enough.
+    made_with = config.defaults | read_meta(folder)
+    if not gone and made_with.get('source_time', written) != written:
         settings['source_sha256'] = joint_sha256(map(file_sha256, own))
     for key, value in settings.items():
-        if meta.get(key, '') != value:
-            raise UserError(f'{folder} was made with {key} = {meta.get(key)!r}, not {value!r}: remove it to make it '
+        if made_with[key] != value:
+            raise UserError(f'{folder} was made with {key} = {made_with[key]!r}, not {value!r}: remove it to make it '
                             f'again, rename the text, or train on it as it is with --dataset={folder}')
     return folder
 
@@ -390,7 +394,7 @@ def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
     print_summary(meta, tok)
 
 def write_shards(folder, tok, batches):
-    """Encodes batches. -> {split: what meta.json says about it}"""
+    """Encodes batches into shards. Returns {split: its entry in meta.json}."""
     meta = dict(train=Counter(), val=Counter())
     for split, ids, counts in in_parallel(partial(encode_batch, tok), batches):
         start = meta[split]['tokens']
@@ -506,8 +510,8 @@ class Shards:
         """
         if not known_bytes or 'bytes' not in self.meta:
             return None
-        unknown = self.meta['unknown_bytes'] / (self.meta['bytes'] - self.meta['unknown_bytes']) * known_bytes
-        return (nats / math.log(2) + 8 * unknown) / (known_bytes + unknown)
+        unknown = self.meta['unknown_bytes'] / self.meta['bytes']       # as a share of all bytes
+        return (1 - unknown) * nats / math.log(2) / known_bytes + unknown * 8
 
     def read(self, start, length):
         """tokens[start : start + length], across shards."""

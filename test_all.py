@@ -1623,6 +1623,15 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     with user_error('was made with source = .*remove it'):
         find('other/corpus.txt')
 
+def test_a_setting_that_an_old_folder_lacks_counts_as_the_default_of_its_option():
+    folder = find_or_prepare('corpus.txt', 'byte')
+    meta = read_json(folder / 'meta.json')
+    assert meta.pop('text_field') == 'text'
+    write(folder / 'meta.json', json.dumps(meta))
+    assert find_or_prepare('corpus.txt', 'byte') == folder
+    with user_error("was made with text_field = 'text', not 'body'"):
+        run_main(prepare, dataset='corpus.txt', tokenizer='byte', text_field='body')
+
 # the summary
 
 def test_the_summary_says_what_can_be_counted_by_hand(printed):
