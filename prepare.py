@@ -322,7 +322,7 @@ def encode_batch(tok, batch):
     """
     split, raw = batch
     ends = raw.count(b'\xff')
-    ids = tok.encode_bytes(raw, tok.eot)
+    ids = tok.encode_bytes(raw, [tok.eot] * ends)
     for id in reversed(tok.opening):        # of the next document; that of the first is added by write_shards
         ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
     size = len(raw) - ends

@@ -373,7 +373,7 @@ def test_a_text_has_the_ids_of_tiktoken_and_of_the_plain_form(trained, reference
 def same_together(tok, reference, texts):
     """Are the ids of many texts those of tiktoken, when they are encoded at once with a token between them?"""
     raw = b'\xff'.join([text.encode() for text in texts])
-    ids = tok.encode_bytes(raw, tok.eot)
+    ids = tok.encode_bytes(raw, [tok.eot] * raw.count(b'\xff'))
     assert ids.dtype == np.uint16
     text = END_OF_TEXT.join(texts)
     return ids.tolist() == reference.encode(text, allowed_special={END_OF_TEXT})
@@ -436,6 +436,27 @@ def test_ids_are_decoded_from_lists_arrays_and_tensors():
     for bad in 257, -1:
         with pytest.raises(ValueError, match='ids of the vocabulary of 257'):
             tok.decode([5, bad])
+
+class EveryOtherTime(Tokenizer):
+    """Gives a word the ids of its bytes the first time, and merges it the next time."""
+    calls = 0
+
+    def word_ids(self, word):
+        self.calls += 1
+        ids = super().word_ids(word)
+        return ids if self.calls % 2 == 0 else list(word.encode())
+
+def test_a_subclass_with_its_own_word_ids_is_asked_for_every_word():
+    tok = some_tokenizer('gpt2')
+    own = EveryOtherTime(tok.vocab, tok.merges, tok.special_ids)
+    merged = tok.encode(' def')
+    assert merged != [*b' def']
+    for n in (1, 2000):
+        text = ' def' * 2 * n + END_OF_TEXT
+        ids = (list(b' def') + merged) * n + [tok.eot]
+        assert own.encode(text) == own.encode_to_numpy(text).tolist() == [*own.encode_iterable([text])] == ids
+        assert own.encode_bytes(b' def' * 2 * n + b'\xff', [tok.eot]).tolist() == ids
+        assert own.encode_ordinary(' def' * 2 * n) == ids[:-1]
 
 # -----------------------------------------------------------------------------
 
