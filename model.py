@@ -14,7 +14,7 @@ Mixed precision is explicit, without autocast: in training, weights are float32 
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
 float32.
 
-The evening's reading is the first half: functions, layers, KV cache, GPT.
+The core ends with GPT. The reference after it is machines, Hugging Face's files, checkpoints and GGUF.
 """
 import ctypes
 import json
@@ -56,7 +56,7 @@ class GPTConfig:
     head_dim: int = 0               # size of a query, key or value; 0: n_embd / n_head
     d_ff: int = 0                   # width inside the MLP; 0: for swiglu 8/3 n_embd, in multiples of 64; else 4 n_embd
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0        # how many times slower slow rotations are (8 in Llama 3.1, 32 in 3.2)
+    rope_factor: float = 1.0        # as in Llama 3, slow rotations are this many times slower (8 in 3.1, 32 in 3.2)
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
@@ -72,9 +72,7 @@ class GPTConfig:
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
         self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
-        usual = 4 * self.n_embd
-        if self.mlp == 'swiglu':
-            usual = math.ceil(8 * self.n_embd / 3 / 64) * 64
+        usual = math.ceil(8 * self.n_embd / 3 / 64) * 64 if self.mlp == 'swiglu' else 4 * self.n_embd
         self.d_ff = self.d_ff or usual
 
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'head_dim', 'd_ff'):
@@ -91,10 +89,13 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
 
-# fields that are not part of a saved model. Any other new field, if set, makes a model that transformers does not know
+# Fields that are not saved, because a trained model computes the same without them. If you change what a model
+# computes, add another field: without one, checkpoints would be those of a Llama or Qwen3, and transformers would
+# compute that.
 TRAINING_FIELDS = 'dropout', 'attention'
 
-# other people's models, in full, so that the defaults above may change. GPTConfig(**GPT2) has 124,439,808 parameters
+# The fields of other people's models, written out so that the defaults above may change. If you add a field, its
+# default has to mean "without it", because these do not list it. GPTConfig(**GPT2) has 124,439,808 parameters.
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
               value_embeds=False)
 GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
@@ -102,8 +103,8 @@ GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_
 LLAMA = dict(SHARED, norm_eps=1e-6, bias=False, tie_weights=False, norm='rms', position='rope', mlp='swiglu')
 
 # -----------------------------------------------------------------------------
-# functions, written out. The layers below call torch's own kernels for softmax, silu, gelu, cross_entropy and
-# attention: they are faster, and the tests compare them with these
+# functions, written out. Only the tests call softmax, silu, gelu and cross_entropy: the layers use torch's, which are
+# faster. Attention takes the faster one of its two forms
 
 def upcast(x):
     """x in float32, or in float64 if it already is: norms, softmax and the loss are computed in it."""
@@ -135,35 +136,59 @@ def causal_mask(positions, S):
     keys = torch.arange(S, device=positions.device)
     return keys <= positions[..., None, :, None]
 
-def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
+def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     """
-    softmax(q k^T / sqrt(hs)) v: q (..., T, hs), k and v (..., S, hs); mask (..., T, S): True where q may look. Without
-    a mask, it looks everywhere.
+    Returns softmax(q k^T / sqrt(hs)) v, like torch's function of this name: q (..., nh, T, hs), k and v
+    (..., nkv, S, hs) -> (..., nh, T, hs). If there are fewer heads of keys, each serves nh / nkv heads of queries.
+    mask, broadcast to (..., nh, T, S): True where a query may look, or numbers to add before the softmax. causal, in
+    place of a mask: a query sees the keys up to its own position.
     """
-    att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    *heads, T, hs = q.shape
+    S = k.size(-2)
+    assert mask is None or not causal
+    if causal:
+        mask = causal_mask(torch.arange(T, device=q.device), S)
+    rows = q.reshape(*k.shape[:-2], -1, hs)         # heads that share keys become the rows of one matrix
+    att = (rows @ k.mT / math.sqrt(hs)).view(*heads, T, S)
     if mask is not None:
-        att = att.masked_fill(~mask, float('-inf'))
+        att = att.masked_fill(~mask, float('-inf')) if mask.dtype == torch.bool else att + mask
     # torch's softmax: through the one above, autograd would also follow the maximum, for nothing
-    att = F.softmax(upcast(att), -1).to(v.dtype)
-    return F.dropout(att, dropout) @ v
+    att = F.dropout(F.softmax(upcast(att), -1).to(v.dtype), dropout)
+    return (att.view(*rows.shape[:-1], S) @ v).view(*heads, T, -1)
 
-def fused_attention(q, k, v, mask=None, dropout=0.0):
+def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     """
-    The same by torch's kernels, which hold no (T, T) matrix in memory. But without a mask it is causal, the fastest
-    case. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
+    Computes the same with torch's kernels, which hold no (T, S) matrix in memory and are fastest without a mask. On a
+    Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
-    dtype = q.dtype
-    if q.device.type == 'cpu':          # there the backward pass is 5 times as fast in float32 as in 16 bits
+    if faster_written_out(q):
+        return scaled_dot_product_attention(q, k, v, mask, causal, dropout)
+    dtype, group = q.dtype, q.size(-3) // k.size(-3)
+    if group > 1:               # with enable_gqa, torch would not take its fastest kernels everywhere
+        k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
+    if q.device.type == 'cpu':          # its backward pass is 5 times as fast in float32 as in 16 bits
         q, k, v = upcast(q), upcast(k), upcast(v)
-    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
-    return y.to(dtype)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal).to(dtype)
+
+def faster_written_out(q):
+    """
+    Returns whether q is bfloat16, compiled on a CPU, with up to 512 positions. A step of 6 layers of width 256 is then
+    8% faster without torch's kernels.
+    """
+    compiled_on_cpu = q.device.type == 'cpu' and torch.compiler.is_compiling()
+    return compiled_on_cpu and q.dtype == torch.bfloat16 and q.size(-2) <= 512
 
 LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 
 def rope_slowdown(freqs, factor):
-    """Llama 3.1 multiplies rope's frequencies by 1 (4 or more turns in 8,192 tokens) down to 1 / factor (1 or none)."""
-    low, high, context = LLAMA3.values()
-    turns = freqs * context / (2 * math.pi)
+    """
+    Returns what Llama 3.1 multiplies rope's frequencies by: 1 for 4 or more turns in 8,192 tokens, 1 / factor for at
+    most one turn, and values between for the others.
+    """
+    low, high, length = LLAMA3.values()
+    turns = freqs * length / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept + (1 - kept) / factor
 
@@ -187,37 +212,22 @@ def apply_rope(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 # -----------------------------------------------------------------------------
-# layers
-
-def random_matrix(rows, columns, std):
-    """A weight of a normal distribution without what lies beyond 3 std."""
-    w = torch.empty(rows, columns)
-    return nn.Parameter(nn.init.trunc_normal_(w, 0.0, std, -3 * std, 3 * std))
+# layers. Their matrices are zero until GPT.init_weights fills them
 
 class Linear(nn.Module):
-    packed = None       # see GPT.pack
-
     def __init__(self, d_in, d_out, bias=False):
         super().__init__()
-        self.weight = random_matrix(d_out, d_in, math.sqrt(2 / (d_in + d_out)))
+        self.weight = nn.Parameter(torch.zeros(d_out, d_in))
         self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
 
     def forward(self, x):
-        if self.packed is not None:
-            return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
-        w = self.weight.to(x.dtype)
         b = None if self.bias is None else self.bias.to(x.dtype)
-        one_row = x.numel() == x.size(-1)
-        if one_row and x.device.type == 'cpu' and torch.compiler.is_compiling():
-            # compiles to a loop that reads w at the speed of memory, 2 to 3 times as fast as F.linear
-            y = (upcast(w) * upcast(x)).sum(-1).to(x.dtype)[None]        # (1, 1, d_out)
-            return y if b is None else y + b
-        return F.linear(x, w, b)        # x @ w.T + b in one call
+        return F.linear(x, self.weight.to(x.dtype), b)          # x @ weight.T + b in one call
 
 class Embedding(nn.Module):
-    def __init__(self, n, d, std=1.0):
+    def __init__(self, n, d):
         super().__init__()
-        self.weight = random_matrix(n, d, std)
+        self.weight = nn.Parameter(torch.zeros(n, d))
 
     def forward(self, idx):
         return F.embedding(idx, self.weight)       # weight[idx], with a faster backward
@@ -260,13 +270,23 @@ class ValueEmbedding(nn.Module):
         super().__init__()
         self.channels = min(config.n_embd, 12)
         self.n_kv_head = config.n_kv_head
-        self.embed_values = Embedding(config.vocab_size, config.n_kv_head * config.head_dim, 0.02)
+        self.embed_values = Embedding(config.vocab_size, config.n_kv_head * config.head_dim)
         self.gate_proj = Linear(self.channels, config.n_kv_head)
 
     def forward(self, x, idx):
         values = self.embed_values(idx).to(x.dtype).unflatten(-1, (self.n_kv_head, -1))
         gate = 3 * torch.sigmoid(self.gate_proj(x[..., :self.channels]))
         return gate[..., None] * values
+
+@dataclass
+class PassInfo:
+    """What all layers of a forward pass see besides x (B, T, n_embd)."""
+    idx: torch.Tensor           # the tokens (B, T)
+    positions: torch.Tensor     # their positions (B or 1, T)
+    cos_sin: torch.Tensor       # of rope (2, B or 1, T, 1, hs/2), the same for all heads; or None
+    mask: torch.Tensor          # see scaled_dot_product_attention; None: causal
+    cache: object               # a KVCache, or None
+    decode: bool                # each text gets one more token, and its other keys are in the cache
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -284,40 +304,27 @@ class Attention(nn.Module):
         has_values = c.value_embeds and (c.n_layer - layer) % 2 == 1
         self.value_embed = ValueEmbedding(config) if has_values else None
 
-    def forward(self, x, angles, mask=None, fused=True, cache=None, positions=None, decode=False, idx=None):
-        """
-        x (B, T, C); angles: of rope, or None; mask (..., T, S): True where a query may look; fused: by torch's kernels,
-        for which the mask None is the causal one; cache and decode: as in GPT.forward; positions: of x in the cache;
-        idx (B, T): the tokens, for value embeddings.
-        """
+    def forward(self, x, info):
+        """x (B, T, C) -> (B, T, C)"""
         c = self.config
         B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
         k = self.k_norm(self.k_proj(x).view(B, T, c.n_kv_head, c.head_dim))
         v = self.v_proj(x).view(B, T, c.n_kv_head, c.head_dim)
         if self.value_embed is not None:
-            v = v + self.value_embed(x, idx)
-        if angles is not None:
-            q, k = apply_rope(q, *angles), apply_rope(k, *angles)
-        if cache is not None:
-            # rows (B, 1) and positions (B or 1, T) choose places (B, T) of each head: (B, T, nkv, hs), as k is
-            cache.k[self.layer][cache.rows, :, positions] = k
-            cache.v[self.layer][cache.rows, :, positions] = v
+            v = v + self.value_embed(x, info.idx)
+        if info.cos_sin is not None:
+            q, k = apply_rope(q, *info.cos_sin), apply_rope(k, *info.cos_sin)
         q = q.transpose(1, 2)       # (B, nh, T, hs)
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
         v = v.transpose(1, 2)
+        if info.cache is not None:
+            k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
-        group = c.n_head // c.n_kv_head     # heads of queries that share a head of keys and values
-        if decode:
-            k, v = cache.k[self.layer], cache.v[self.layer]     # (B, nkv, S, hs)
-            # T is 1, so a group's queries can be the rows of one matrix, and the cache is not repeated for each head
-            q = q.reshape(B, c.n_kv_head, group, c.head_dim)
-        elif group > 1:
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)         # (B, nh, T, hs)
-
-        attend = fused_attention if fused else scaled_dot_product_attention
-        y = attend(q, k, v, mask, c.dropout if self.training else 0.0)
-        y = y.reshape(B, c.n_head, T, c.head_dim)           # the rows of a group are heads again
+        attend = fused_attention
+        if c.attention == 'naive' or info.decode:        # kernels are slower for a single query
+            attend = scaled_dot_product_attention
+        y = attend(q, k, v, info.mask, info.mask is None, c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
         return F.dropout(self.o_proj(y), c.dropout, self.training)
 
@@ -347,18 +354,20 @@ class Block(nn.Module):
         self.post_attention_layernorm, self.mlp = make_norm(config), MLP(config)
         self.pre = config.norm_position == 'pre'
 
-    def forward(self, x, *context):
-        """x (B, T, C); context: what Attention takes beside it"""
+    def forward(self, x, info):
         if self.pre:
-            x = x + self.self_attn(self.input_layernorm(x), *context)
+            x = x + self.self_attn(self.input_layernorm(x), info)
             return x + self.mlp(self.post_attention_layernorm(x))
-        x = self.input_layernorm(x + self.self_attn(x, *context))
+        # the same two norms, each after its sum
+        x = self.input_layernorm(x + self.self_attn(x, info))
         return self.post_attention_layernorm(x + self.mlp(x))
 
 class KVCache:
     """
-    Keys and values of all layers for a batch of texts. The model fills it with whole prompts, then adds one token to
-    each text at a time. `lengths` says how many tokens each text has; what lies beyond them is masked.
+    Keys and values of all layers for a batch of texts. GPT.prefill fills it with whole prompts, then GPT.decode adds
+    one token to each text at a time. `lengths` says how many tokens each text has; what lies beyond them is masked.
+    Each Attention has one slot, so a layer that ran twice would need two. To reorder texts, index k, v and lengths, in
+    place.
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
@@ -369,60 +378,68 @@ class KVCache:
             self.v = [torch.zeros_like(k) for k in self.k]
             self.lengths = torch.zeros(batch, dtype=torch.int64)
             self.rows = torch.arange(batch)[:, None]
-        self.size = size
+        self.size, self.empty = size, True
         if device.type == 'cuda' and 'torch._dynamo' in sys.modules:        # CUDA graphs write only to fixed addresses
             for t in (*self.k, *self.v, self.lengths, self.rows):
                 torch._dynamo.mark_static_address(t, guard=False)
 
+    def update(self, layer, info, k, v):
+        """
+        Stores keys and values (B, nkv, T, hs) of a layer. Returns those that the queries may look at: all that are
+        stored, or only the given ones while prompts are read.
+        """
+        # rows (B, 1) and positions (B or 1, T) choose places (B, T) of each head
+        self.k[layer][self.rows, :, info.positions] = k.transpose(1, 2)
+        self.v[layer][self.rows, :, info.positions] = v.transpose(1, 2)
+        return (self.k[layer], self.v[layer]) if info.decode else (k, v)
+
+def tied_std(config):
+    """
+    Returns the standard deviation of an embedding that is also the head. It is chosen so that the loss of a new model
+    is little above log(vocab_size), that of equally likely tokens. Blocks add nothing at first, and the last norm
+    divides the embedding by its std, so that a token's logit for itself is about n_embd * std, and the others are near
+    0. If that is log(1 + vocab_size / 12), the loss starts about log(1 + 1/12) above log(vocab_size).
+    """
+    return min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
+
 class GPT(nn.Module):
-    pad_to = 64             # the embedding and the head have a multiple of this many rows
+    pad_to = 64             # a vocabulary of more than 1,024 is padded to a multiple, because GPUs are faster then
 
     def __init__(self, config):
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
-        # the largest matmul is faster on GPUs with a multiple of 64 rows. the padding exists only in here: its rows are
-        # zero, it never gets a probability, and it is in no checkpoint
+        # The padding exists only in this class: its rows are zero, it never gets a probability, and it is in no
+        # checkpoint.
         self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
         rows = config.vocab_size + self.padding
-        # tied: blocks add nothing at first, and the last norm divides the embedding by its std, so a token's logit for
-        # itself is about n_embd * std, the others near 0. exp of it is 1 + vocab_size / 12 at most, so the loss starts
-        # about log(1 + 1/12) above log(vocab_size)
-        tied_std = min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
         self.model = nn.ModuleDict(dict(
-            embed_tokens=Embedding(rows, config.n_embd, tied_std if config.tie_weights else 0.5),
+            embed_tokens=Embedding(rows, config.n_embd),
             layers=nn.ModuleList(Block(config, i) for i in range(config.n_layer)),
             norm=make_norm(config) if config.norm_position == 'pre' else nn.Identity()))
         if config.position == 'learned':
-            self.model.embed_positions = Embedding(config.block_size, config.n_embd, 0.02)
+            self.model.embed_positions = Embedding(config.block_size, config.n_embd)
         self.lm_head = Linear(config.n_embd, rows)
-        self.init_weights()
         self.tie_and_tabulate()
+        self.init_weights()
 
     @torch.no_grad()
     def init_weights(self):
         """
-        Weights are normal with these standard deviations; those in the first column are cut off at 3 of them. Layers
-        draw that column themselves; this function sets the zeros, and all of the second.
-
-            position =                  rope or none                 learned, as in GPT-2
-            embed_tokens                0.5, or tied_std if tied     0.02
-            embed_positions             -                            0.02
-            embed_values                0.02                         0.02
-            lm_head, if not tied        sqrt(2 / (d_in + d_out))     0.02
-            q, k, v, gate, up_proj      sqrt(2 / (d_in + d_out))     0.02
-            o_proj, down_proj           0: blocks add nothing        0.02 / sqrt(2 n_layer)
-
-        Weights of norms are 1; biases and the rows of padding are 0.
+        Fills each matrix with normal numbers, cut off at 3 standard deviations. The standard deviation is in `table`,
+        by the name of the layer, or else it is sqrt(2 / (d_in + d_out)). With learned positions it is 0.02, as in
+        GPT-2, and for o_proj and down_proj 0.02 / sqrt(2 n_layer). Weights of norms stay 1; biases and the padding 0.
         """
         c = self.config
-        for name, p in self.named_parameters():
-            last = name.endswith(('o_proj.weight', 'down_proj.weight'))
-            if c.position == 'learned' and p.dim() == 2:
-                std = 0.02 / math.sqrt(2 * c.n_layer) if last else 0.02
-                p.normal_(0.0, std)
-            elif last:
-                p.zero_()
+        table = dict(embed_tokens=tied_std(c) if c.tie_weights else 0.5, embed_values=0.02, o_proj=0.0,
+                     down_proj=0.0)         # blocks add nothing at first
+        if c.position == 'learned':
+            table = dict.fromkeys(('o_proj', 'down_proj'), 0.02 / math.sqrt(2 * c.n_layer))
+        for name, w in self.named_parameters():
+            if w.dim() > 1:
+                others = 0.02 if c.position == 'learned' else math.sqrt(2 / sum(w.shape[-2:]))
+                std = table.get(name.split('.')[-2], others)
+                nn.init.trunc_normal_(w, 0.0, 1.0, -3.0, 3.0).mul_(std)
         for w in (self.model.embed_tokens.weight, self.lm_head.weight):
             w[c.vocab_size:] = 0
 
@@ -435,62 +452,67 @@ class GPT(nn.Module):
         if c.position == 'rope' and not self.lm_head.weight.is_meta:
             # (block_size, hs/2) each
             tables = rope_angles(torch.arange(c.block_size), c.head_dim, c.rope_theta, c.rope_factor)
-            self.register_buffer('angles', torch.stack(tables), persistent=False)
+            self.register_buffer('cos_sin', torch.stack(tables), persistent=False)
 
-    def forward(self, idx, targets=None, cache=None, lengths=None, decode=False):
-        """
-        idx (B, T) -> logits (B, T, vocab_size) in float32, or, with targets (B, T), the mean loss alone, in nats, over
-        those that are not -100. cache: a KVCache, which whole prompts fill, padded at the end; lengths (B,) says how
-        many tokens of each count, and only the last of these have logits, (B, 1, vocab_size). decode: idx (B, 1) is the
-        next token of each text.
-        """
+    def run_layers(self, idx, cache=None, decode=False):
+        """idx (B, T) -> x (B, T, n_embd); cache, decode: see PassInfo"""
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens do not fit the context of {c.block_size}'
+        # Without a mask, attention is causal, the fastest case. For another mask, or numbers to add to the scores, set
+        # mask (B or 1, nh or 1, T, S) in both cases. There are S = cache.size or T keys. A mask for some layers
+        # alone is another field of PassInfo, which Attention takes by self.layer.
         if decode:
-            positions, S = cache.lengths[:, None], cache.size       # (B, 1)
+            positions = cache.lengths[:, None]
+            mask = causal_mask(positions, cache.size)
         else:
-            positions, S = torch.arange(T, device=idx.device)[None], T          # (1, T)
-        # one query is faster written out. so is bfloat16 compiled on a CPU: a step of 6 layers of width 256 by 8%
-        compiled_on_cpu = idx.device.type == 'cpu' and torch.compiler.is_compiling()
-        written_out = decode or (compiled_on_cpu and self.compute_dtype == torch.bfloat16 and T <= 512)
-        fused = c.attention == 'flash' and not written_out
-        # None is causal, and faster than a tensor. for another mask, make this line causal_mask(positions, S) & your
-        # condition, (B or 1, 1, T, S), for all cases
-        mask = None if fused else causal_mask(positions, S)         # (B or 1, 1, T, S)
-
-        x = self.model.embed_tokens(idx)        # (B, T, n_embd)
+            positions = torch.arange(T, device=idx.device)[None]
+            mask = None
+        x = self.model.embed_tokens(idx)
         if c.position == 'learned':
             x = x + self.model.embed_positions(positions)
         x = F.dropout(x, c.dropout, self.training).to(self.compute_dtype)
-        angles = None
-        if c.position == 'rope':        # cos and sin, (2, B or 1, T, 1, hs/2): the same for all heads
-            angles = self.angles[:, positions].unsqueeze(-2).to(x.dtype)
+        cos_sin = None
+        if c.position == 'rope':
+            cos_sin = self.cos_sin[:, positions].unsqueeze(-2).to(x.dtype)
+        info = PassInfo(idx, positions, cos_sin, mask, cache, decode)
         for layer in self.model.layers:
-            x = layer(x, angles, mask, fused, cache, positions, decode, idx)
+            x = layer(x, info)
+        return self.model.norm(x)
 
-        if decode:
-            cache.lengths += 1
-        elif cache is not None:
-            cache.lengths[:] = lengths
-            x = x[cache.rows, cache.lengths[:, None] - 1]        # (B, 1, n_embd)
-        logits = upcast(self.lm_head(self.model.norm(x)))
+    def logits(self, x):
+        """x (..., n_embd) -> logits (..., vocab_size) in float32"""
+        return upcast(self.lm_head(x))[..., :self.config.vocab_size]
+
+    def forward(self, idx, targets=None):
+        """
+        idx (B, T) -> logits (B, T, vocab_size), or, with targets (B, T), the mean loss in nats over those that are not
+        -100. A second loss, such as that of a mixture of experts, is added here, but only if self.training, because
+        evaluate() calls this, too. Let layers leave it in an attribute of the model, where training_step finds it.
+        """
+        x = self.run_layers(idx)
         if targets is None:
-            return logits[..., :c.vocab_size]
-        # not cut off, as rows of an odd length are slow to read on a GPU; label smoothing needs [..., :c.vocab_size]
+            return self.logits(x)
+        # with the padding, because a GPU reads rows of odd length slowly; label smoothing needs self.logits(x), without
+        logits = upcast(self.lm_head(x))
         if self.padding:
-            beyond = torch.arange(logits.size(-1), device=idx.device) >= c.vocab_size
-            logits = logits.masked_fill(beyond, float('-inf'))
+            logits[..., self.config.vocab_size:] = float('-inf')
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
 
-    def pack(self):
+    def prefill(self, idx, lengths, cache):
         """
-        For generation by a float32 model on a CPU that can_pack: adds a copy of each matrix in float16, in the order in
-        which FBGEMM reads it. The weights must not change afterwards. On Zen 4, a row times (32000, 288) takes 0.5 ms,
-        and in F.linear 4.4 ms in float32, 2.2 in bfloat16. From 16 rows on, bfloat16 is faster, by a tenth to a half.
+        Fills a cache with whole texts: idx (B, T) is padded at the end, and lengths (B,) says how many tokens of each
+        count. Returns the logits (B, vocab_size) of the token after each.
         """
-        for m in self.modules():
-            if isinstance(m, Linear):
-                m.packed = torch.ops.quantized.linear_prepack_fp16(m.weight.detach(), m.bias)
+        x = self.run_layers(idx, cache)
+        cache.empty = False
+        cache.lengths[:] = lengths
+        return self.logits(x[cache.rows, cache.lengths[:, None] - 1])[:, 0]
+
+    def decode(self, idx, cache):
+        """Adds a token to each text, idx (B, 1). Returns the logits (B, vocab_size) of the token after it."""
+        x = self.run_layers(idx, cache, decode=True)
+        cache.lengths += 1
+        return self.logits(x)[:, 0]
 
     def num_params(self):
         """Parameters of the model, without the padding of the vocabulary; tied weights count once."""
@@ -498,16 +520,22 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
     def flops_per_token(self, T=None):
-        """Training FLOPs per token: 6 per matmul weight, head included, 12 n_layer n_head head_dim T for attention."""
+        """
+        Returns the training FLOPs per token: 6 per weight of a matmul, head included, plus 12 n_layer n_head head_dim T
+        for attention.
+        """
         c = self.config
         T = c.block_size if T is None else T
-        in_blocks = sum(m.weight.numel() for m in self.model.layers.modules() if isinstance(m, Linear))
-        return 6 * (in_blocks + c.vocab_size * c.n_embd) + 12 * c.n_layer * c.n_head * c.head_dim * T
+        matrices = [w for name, w in self.model.layers.named_parameters() if w.dim() > 1 and 'embed_values' not in name]
+        assert all(w.dim() == 2 for w in matrices), 'FLOPs of a weight with more than two dimensions: add them here'
+        weights = sum(w.numel() for w in matrices) + c.vocab_size * c.n_embd
+        return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
-# The evening's reading ends here. What follows is reference: machines, Hugging Face's files, checkpoints, GGUF.
+# End of the core. What follows is reference: machines, Hugging Face's files, checkpoints, GGUF.
 #
-# which machine this is. `place` is the name of a device, such as 'cpu' or 'cuda:0'
+# The machine. In all files, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options of
+# these names may also be 'auto', and only a script's main() reads them.
 
 # dense bf16 FLOP/s (fp16 of V100 and T4), without sparsity, from the data sheets and architecture papers of NVIDIA and
 # AMD. RTX 3060 and 4070: twice the FLOP/s of their shaders, as in the papers for the other GeForce cards
@@ -521,7 +549,10 @@ PEAK_FLOPS = {
 }
 
 def choose_device(device, local_rank=0):
-    """'auto' -> the GPU of this process, an Apple GPU, or the CPU. Raises UserError for a device that is not there."""
+    """
+    Returns the name of the device. 'auto' means the GPU of this process, an Apple GPU, or the CPU. Raises UserError if
+    this machine lacks the device.
+    """
     known = ['cpu']
     if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
         known.append('mps')         # several processes cannot add up gradients on an Apple GPU
@@ -532,86 +563,89 @@ def choose_device(device, local_rank=0):
     if device == 'cuda':
         device = f'cuda:{local_rank}'
     if device not in known:
-        raise UserError(f'there is no {device} here, but {", ".join(known)}: try --device={known[-1]}, and no more '
-                        f'processes than GPUs')
+        raise UserError(f'{device} is not available (found: {", ".join(known)}); use --device={known[-1]}, and at most '
+                        f'one process per GPU')
     return device
 
-def choose_dtype(dtype, place, texts=0, compiled=False):
+def choose_dtype(dtype, device, texts=0, compiled=False):
     """
-    'auto' -> bfloat16 where a GPU has it or a CPU is fast at it, float16 on GPUs that have only that, else float32.
-    texts: how many a CPU generates at once, for which float16 is best if matrices can be packed, which compiled code
-    does not do. If it generates one text, reading half the bytes counts more than slow arithmetic: with AVX2 alone,
-    bfloat16 makes 1.6 times as many tokens a second as float32.
+    Returns the name of the type. 'auto' means bfloat16 if a GPU has it or a CPU is fast at it, float16 on a GPU that
+    has only that, and float32 elsewhere. texts: how many a CPU generates at once. For them float16 is best if matrices
+    can be packed, which compiled code does not do. For a single text, reading half the bytes counts more than slow
+    arithmetic: with AVX2 alone, bfloat16 makes 1.6 times as many tokens a second as float32. Raises UserError.
     """
     if dtype in ('float32', 'bfloat16', 'float16'):
         return dtype
     if dtype != 'auto':
-        raise UserError(f'dtype = {dtype!r}: give auto, float32, bfloat16 or float16')
-    if 'cuda' in place:
+        raise UserError(f'dtype = {dtype!r} is unknown; use auto, float32, bfloat16 or float16')
+    if 'cuda' in device:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return 'bfloat16'
-        return 'float16' if torch.cuda.get_device_capability(place)[0] >= 7 else 'float32'
-    if texts and not compiled and can_pack(place):
+        return 'float16' if torch.cuda.get_device_capability(device)[0] >= 7 else 'float32'
+    if texts and not compiled and can_pack(device):
         return 'float16'
-    if has_fast_bfloat16() or (texts == 1 and can_pack(place)):
+    if has_fast_bfloat16() or (texts == 1 and can_pack(device)):
         return 'bfloat16'
     return 'float32'
 
 def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
     """
-    Whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD's cores. Intel's cores
-    with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate it.
+    Returns whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD's cores. Intel's
+    cores with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate it.
     """
     with suppress(OSError):         # only Linux has this file
         text = Path(cpuinfo).read_text()
         return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
     return False
 
-def can_pack(place):
-    """Whether FBGEMM is there: on x86 with AVX2."""
-    return place == 'cpu' and 'fbgemm' in torch.backends.quantized.supported_engines
+def can_pack(device):
+    """Returns whether FBGEMM, which packs float16 matrices, is available: on x86 with AVX2."""
+    return device == 'cpu' and 'fbgemm' in torch.backends.quantized.supported_engines
 
-def choose_compile(compile, place, flops=0.0):
-    """'auto' -> whether compiling is possible and pays for this many FLOPs. Raises UserError."""
-    if 'cuda' in place:
+def choose_compile(compile, device, flops=0.0):
+    """
+    Returns whether to compile. 'auto' means: if that is possible, and pays for this many FLOPs. Raises UserError if it
+    is asked for and not possible.
+    """
+    if 'cuda' in device:
         pays_from = 1e15        # an estimate
         compiler = 'gcc'        # Triton's launchers are C
-        possible = find_spec('triton') is not None and torch.cuda.get_device_capability(place)[0] >= 7
+        possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
         # two cores with fast bfloat16 take 140 s for 3e13, or 30 s of compiling and 100 s; others 2.5 times as long
         pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
         compiler = 'g++'        # on a Mac it is clang
         # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
-        possible = place == 'cpu' and torch.__version__ >= (2, 7)
+        possible = device == 'cpu' and torch.__version__ >= (2, 7)
     if os.name == 'nt':
         compiler = 'cl'
     # some systems have Python.h in a separate package
     possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists() and bool(shutil.which(compiler))
     if compile == 'auto':
         return possible and flops >= pays_from
-    if compile not in (False, possible):
-        raise UserError(f'compile = {compile}: give --compile=False, or install what True needs: a C++ compiler, '
-                        f'Python.h (python3-dev), and torch 2.7 on a CPU or Triton on a GPU')
+    if compile and not possible:
+        raise UserError('this machine cannot compile; use --compile=False, or install a C++ compiler, Python.h '
+                        '(python3-dev), and torch 2.7 for a CPU or Triton for a GPU')
     return compile
 
-def device_name(place):
-    """What a person calls it: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
-    if 'cuda' in place:
-        return torch.cuda.get_device_name(place)
-    return 'Apple GPU' if place == 'mps' else f'{torch.get_num_threads()} threads'
+def device_name(device):
+    """Returns a name for people to read: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
+    if 'cuda' in device:
+        return torch.cuda.get_device_name(device)
+    return 'Apple GPU' if device == 'mps' else f'{torch.get_num_threads()} threads'
 
-def set_up(place):
+def set_up(device):
     """Sets, once, TF32 for float32 matmuls on a GPU, and malloc and the compiler on a CPU. Raises UserError."""
-    if 'cuda' in place:
+    if 'cuda' in device:
         # before the first tensor there: then pieces of odd sizes leave no holes in memory
         name = 'PYTORCH_ALLOC_CONF' if torch.__version__ >= (2, 9) else 'PYTORCH_CUDA_ALLOC_CONF'
         os.environ.setdefault(name, 'expandable_segments:True')
         torch.set_float32_matmul_precision('high')
-        torch.cuda.set_device(place)
+        torch.cuda.set_device(device)
         try:
-            torch.ones(1, device=place) + 1         # the card may be too old for this torch
+            torch.ones(1, device=device) + 1         # the card may be too old for this torch
         except RuntimeError as e:
-            raise UserError(f'{place} cannot be used ({str(e).splitlines()[0]}); try --device=cpu')
+            raise UserError(f'{device} cannot be used ({str(e).splitlines()[0]}); try --device=cpu')
     elif sys.platform == 'linux':
         # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
         libc = ctypes.CDLL(None)
@@ -620,13 +654,13 @@ def set_up(place):
         # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
         # the first compile takes 8 s less without asking g++ what an x86 can do
-        if can_pack(place):
+        if can_pack(device):
             os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
-def peak_flops(place):
-    """Dense bf16 FLOP/s of the card, or 0 for an unknown one."""
+def peak_flops(device):
+    """Returns the dense bf16 FLOP/s of the card, or 0 if it is unknown."""
     for card, flops in PEAK_FLOPS.items():
-        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D|SUPER)\b)', device_name(place)):
+        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D|SUPER)\b)', device_name(device)):
             return flops
     return 0
 
@@ -647,17 +681,17 @@ GPT2_NAMES = {
 }
 
 def to_gpt2(tensors):
-    """Our names of weights -> GPT-2's, which joins q, k and v, and whose blocks store matrices as (in, out)."""
+    """Renames our weights as in GPT-2, which joins q, k and v, and whose blocks store matrices as (in, out)."""
     out = {}
     for name, x in tensors.items():
         for ours, theirs in GPT2_NAMES.items():
             name = re.sub(ours, theirs, name)
-        x = x.t() if '.c_' in name else x       # a Conv1D; a bias is its own transpose
+        x = x.t().contiguous() if '.c_' in name else x      # a bias stays as it is
         out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
 
 def from_gpt2(tensors):
-    """The way back. The hub's own files lack the prefix."""
+    """Inverse of to_gpt2. Files on the hub may lack the prefix."""
     out = {}
     for name, x in tensors.items():
         if not name.startswith(('transformer.', 'lm_head.')):
@@ -666,17 +700,17 @@ def from_gpt2(tensors):
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
         if '[qkv]' in name:
-            for part, y in zip('qkv', x.chunk(3)):
-                out[name.replace('[qkv]', part)] = y
+            for letter, part in zip('qkv', x.chunk(3)):
+                out[name.replace('[qkv]', letter)] = part
         else:
             out[name] = x
     return out
 
-# what has a row for each id, and for the padding
+# the weights with a row for each id, and for the padding
 PADDED = 'model.embed_tokens.weight', 'lm_head.weight'
 
 def weights_on_disk(model):
-    """The weights as Hugging Face names and shapes them, without padding or a tied head."""
+    """Returns the weights with Hugging Face's names and shapes, without padding or a tied head."""
     tensors = model.state_dict()
     for name in PADDED:
         tensors[name] = tensors[name][:model.config.vocab_size]
@@ -684,9 +718,9 @@ def weights_on_disk(model):
         del tensors['lm_head.weight']
     if family(model.config) == 'gpt2':
         tensors = to_gpt2(tensors)
-    return {name: x.contiguous() for name, x in tensors.items()}
+    return tensors
 
-# the names in config.json of our fields
+# config.json's names for fields of GPTConfig
 LLAMA_KEYS = dict(
     vocab_size='vocab_size', tie_word_embeddings='tie_weights', max_position_embeddings='block_size',
     num_hidden_layers='n_layer', num_attention_heads='n_head', num_key_value_heads='n_kv_head',
@@ -698,11 +732,12 @@ GPT2_KEYS = dict(
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
 
-# settings in config.json that are not fields of ours, with the only value that works here
+# settings in config.json without a field of GPTConfig, and the only value that is supported
 LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)
 GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
 
-# model_type: its class in transformers, the fields in its config.json, the values of fields that are not there
+# model_type: its class in transformers, its keys in config.json, the values of all fields that these leave out, and the
+# settings that must not differ
 FAMILIES = dict(
     llama=('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
     qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), LLAMA_FIXED),
@@ -711,8 +746,8 @@ FAMILIES = dict(
 
 def family(config):
     """
-    The model_type whose values, with the fields of its config.json, make this config; or gpt_ablation. A field that no
-    family names has to be as GPTConfig has it.
+    Returns the model_type that can express this config, or 'gpt_ablation'. A field that a family does not name must
+    have GPTConfig's default.
     """
     for kind, (_, keys, values, _) in FAMILIES.items():
         ours = {name: getattr(config, name) for name in (*keys.values(), *TRAINING_FIELDS)}
@@ -721,27 +756,30 @@ def family(config):
                 return kind
     return 'gpt_ablation'
 
-def export_config(config, eot):
-    """The config.json of a model, for transformers if that knows its kind."""
+def export_config(model, eot):
+    """Returns the contents of config.json, which transformers can read unless the model is a gpt_ablation."""
+    config, dtype = model.config, str(model.lm_head.weight.dtype)
     kind = family(config)
-    d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
+    d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
         return dict(d, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
-    d.update(architectures=[name], **{theirs: getattr(config, ours) for theirs, ours in keys.items()}, **fixed)
+    d.update(fixed, architectures=[name])
+    for theirs, ours in keys.items():
+        d[theirs] = getattr(config, ours)
     if d.pop('factor', 1) != 1:
         d['rope_scaling'] = dict(LLAMA3, rope_type='llama3', factor=config.rope_factor)
     return d
 
 def import_config(folder):
-    """The GPTConfig that a config.json describes. Raises UserError for an architecture that is not supported."""
+    """Returns the GPTConfig that config.json describes. Raises UserError if that model is not supported."""
     d = read_json(folder / 'config.json')
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
         try:
             return GPTConfig(**d['gpt_config'])
-        except (KeyError, TypeError) as e:          # of a version with other fields, say
-            raise UserError(f'{folder}: config.json has other fields than GPTConfig ({e}): use another folder')
+        except TypeError as e:          # another version of GPTConfig wrote it
+            raise UserError(f'{folder}/config.json has other fields than GPTConfig ({e}); use another folder')
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
     _, keys, values, fixed = FAMILIES[kind]
@@ -749,45 +787,51 @@ def import_config(folder):
     rope = LLAMA3 if d.get('rope_type') == 'llama3' else dict(rope_type='default', factor=1)
     for name, value in (fixed | rope).items():
         if d.get(name) not in (value, None):
-            raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}: use another model')
+            raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}; use another model')
     found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
     return GPTConfig(**(values | found))
 
+# the files of a model besides its weights: its tokenizer, the ids that end a text, its chat template
+KEPT = 'tokenizer*', 'vocab.json', 'merges.txt', '*_tokens*.json', 'generation_config.json', 'chat_template*'
+
 def find_folder(name, say=print):
     """
-    The folder of a model; the newest checkpoint in the folder of a run; or the download of a model on the Hugging Face
-    hub, such as 'gpt2' or 'owner/model'. Raises UserError.
+    Returns the folder of a model: that of this name, the newest intact checkpoint of the run in it, or the download of
+    a model such as 'gpt2' or 'owner/model' from the Hugging Face hub. Raises UserError.
     """
-    if Path(name).is_dir():
-        folder = newest_whole(name, say) if checkpoints(name) else Path(name)
-        if (folder / 'log.jsonl').exists():         # a run in its first steps
-            text = (folder / 'config.py').read_text(encoding='utf-8')
-            options = {name: int(value) for name, value in re.findall(r'^(\w+) = (\d+)$', text, re.M)}
-            first = options.get('save_interval') or options['eval_interval']
-            raise UserError(f'{folder} has no checkpoint yet; the first one comes at step {first}')
-        import_config(folder)           # raises before any text is prepared for it
-        return folder
-    if not re.fullmatch(r'gpt2(-medium|-large|-xl)?|[\w.-]+/[\w.-]+', name):
-        raise UserError(f'there is no model {name!r}: give the folder of a checkpoint or of a Hugging Face model, '
-                        f'gpt2, or owner/model on the hub; `ls out` shows the runs')
+    folder = Path(name)
+    if checkpoints(folder):
+        folder = newest_whole(folder, say)
+    elif (folder / 'log.jsonl').exists():       # a run in its first steps
+        text = (folder / 'config.py').read_text(encoding='utf-8')
+        intervals = dict(re.findall(r'^(\w+)_interval = ([1-9]\d*)$', text, re.M))
+        first = intervals.get('save', intervals['eval'])
+        raise UserError(f'{folder} has no checkpoint yet; the first one comes at step {first}')
+    elif not folder.is_dir():
+        folder = download(name)
+    import_config(folder)           # raises before any text is prepared for it
+    return folder
+
+def download(name):
+    """Downloads a model from the Hugging Face hub, or finds it in the cache. Returns its folder. Raises UserError."""
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
-    # config.json first: a model that is not supported is refused before its weights are downloaded
-    for patterns in '*.json', ['*.jinja', 'model*.safetensors']:
-        try:        # without the manifest of one of ours: it names files that are not needed
-            folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=MANIFEST))
-        except Exception as e:          # of many kinds: no network, no such model, no permission
-            raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}): check '
-                            f'the name (`ls out` shows the runs) and the network, or give the folder of a download')
+    # config.json comes first, so that a model that is not supported is refused before its weights are downloaded
+    for patterns in 'config.json', [*KEPT, 'model*.safetensors']:
+        try:
+            folder = Path(snapshot_download(repo, allow_patterns=patterns))
+        except Exception as e:          # of many types: no such model, no network, no permission
+            raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}); use a '
+                            f'folder (`ls out` lists your runs), or gpt2 or owner/model and check the network')
         import_config(folder)
     return folder
 
-# tables and masks, which files of older models hold
+# tables and masks in the files of older models
 NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
 
 def load_model(folder, **overrides):
     """
-    The GPT in one of our checkpoints, or in a Hugging Face folder of a Llama, Qwen3 or GPT-2. overrides: fields of
+    Returns the GPT in a checkpoint, or in a Hugging Face folder of a Llama, Qwen3 or GPT-2. overrides: the fields of
     GPTConfig that a checkpoint does not decide (dropout, attention). Raises UserError.
     """
     folder = Path(folder)
@@ -802,7 +846,7 @@ def load_model(folder, **overrides):
                     tensors[name] = x.float()
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
-        with torch.device('meta'):      # names and shapes only: a file's claims allocate nothing
+        with torch.device('meta'):      # names and shapes only: a bad file allocates nothing
             model = GPT(config)
         if config.tie_weights:
             tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
@@ -811,107 +855,106 @@ def load_model(folder, **overrides):
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
     except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
-        raise UserError(f'{folder}: config.json and model*.safetensors are not one model of a known kind '
-                        f'({" ".join(str(e).split())[:300]}); use another folder')
+        raise UserError(f'{folder}: config.json and model*.safetensors do not match, or are not a Llama, Qwen3 or '
+                        f'GPT-2 ({str(e)[:300]}); use another folder')
     return model
 
 # -----------------------------------------------------------------------------
 # checkpoints: a folder, written under another name and renamed once it is complete
 
 MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
-# what belongs to a model besides its weights: how it reads, which ids end a text, how a chat is written
-KEPT = 'tokenizer*', 'vocab.json', 'merges.txt', '*_tokens*.json', 'generation_config.json', 'chat_template*'
-KEPT_IDS = 'bos_token_id', 'eos_token_id', 'pad_token_id'
 
 def keep_from(folder):
-    """What a model trained further keeps of the folder it came from: {file: bytes}, {id in config.json: value}"""
-    config = read_json(folder / 'config.json')
+    """Returns what a model keeps when it is trained further: {file: bytes}, {id in config.json: value}."""
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
-    return files, {name: config[name] for name in KEPT_IDS if name in config}
+    config = read_json(folder / 'config.json')
+    return files, {name: id for name, id in config.items() if name.endswith('_token_id')}
+
+def write_json(path, content):
+    write(path, json.dumps(content, indent=1))
 
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
-    README.md (card) and the sha256 of every file; for resuming, also training.json (a dict) and
-    training.safetensors (a dict of tensors). kept, ids: from keep_from. It gets its name only when all of it is on the
-    disk. Raises OSError or SafetensorError if it cannot be written.
+    README.md (card) and the sha256 of every file. Resuming also needs training.json (a dict) and training.safetensors
+    (a dict of tensors). kept, ids: from keep_from. The folder gets its name when all of it is on the disk. Raises
+    OSError or SafetensorError if it cannot be written.
     """
     with whole_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
         save_file(tensors, unfinished / 'training.safetensors')
-        files = {'config.json': export_config(model.config, eot) | ids, 'training.json': training}
+        write_json(unfinished / 'config.json', export_config(model, eot) | ids)
+        write_json(unfinished / 'training.json', training)
+        write(unfinished / 'README.md', card)
+        for path in unfinished.glob('*.safetensors'):
+            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only the owner read its files
+
         if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
             end = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}.get(eot)
-            files['tokenizer_config.json'] = dict(
+            write_json(unfinished / 'tokenizer_config.json', dict(
                 tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end,
-                model_max_length=model.config.block_size, clean_up_tokenization_spaces=False)
-        # it may name a path that is not UTF-8
-        (unfinished / 'README.md').write_text(card, encoding='utf-8', errors='backslashreplace')
-        for name, content in files.items():
-            (unfinished / name).write_text(json.dumps(content, indent=1))
+                model_max_length=model.config.block_size))
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)
-        hashes = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
-        (unfinished / MANIFEST).write_text(json.dumps(hashes, indent=1))
-        for path in unfinished.glob('*.safetensors'):
-            shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only their owner read them
+        write_json(unfinished / MANIFEST, {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())})
 
 def replace_card(folder, card):
     """Replaces the README.md of a checkpoint. Meanwhile the manifest does not list it, so that a crash does no harm."""
     hashes = read_json(folder / MANIFEST)
     hashes.pop('README.md', None)
-    write(folder / MANIFEST, json.dumps(hashes, indent=1))
+    write_json(folder / MANIFEST, hashes)
     write(folder / 'README.md', card)
     hashes['README.md'] = file_sha256(folder / 'README.md')
-    write(folder / MANIFEST, json.dumps(hashes, indent=1))
+    write_json(folder / MANIFEST, hashes)
 
 def remove_checkpoint(folder):
-    """Removes a checkpoint; from the first moment on it no longer looks like one."""
+    """Removes a checkpoint. From the first moment on, it no longer looks like one."""
     hidden = folder.rename(folder.with_name(f'.{folder.name}.partial'))
     shutil.rmtree(hidden, ignore_errors=True)
 
 def check_manifest(folder):
-    """Raises UserError unless every file of a checkpoint is there, as it was written."""
+    """Raises UserError if a file of a checkpoint is missing or differs from what was written."""
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
         if not path.is_file() or file_sha256(path) != sha256:
-            raise UserError(f'{path} is damaged or missing (its sha256 is not that in {MANIFEST}): use another one')
+            raise UserError(f'{path} is damaged or missing (its sha256 differs from {MANIFEST}); use another one')
 
 def checkpoints(run):
-    """The checkpoints of a run's folder, oldest first."""
+    """Returns the checkpoints in the folder of a run, oldest first."""
     return sorted(Path(run).glob('step_' + 8 * '[0-9]'))
 
 def newest_whole(run, say=print):
-    """The newest whole checkpoint of a run; says what is wrong with newer ones. Raises UserError if there is none."""
+    """Returns the newest intact checkpoint of a run, and says why newer ones are skipped. Raises UserError."""
     for folder in reversed(checkpoints(run)):
         try:
             check_manifest(folder)
             return folder
         except UserError as e:
             say(f'{e}; it is not used')
-    raise UserError(f'no checkpoint in {run} is whole; start again with another --out_dir')
+    raise UserError(f'no checkpoint in {run} is intact; start again with another --out_dir')
 
 # -----------------------------------------------------------------------------
 # GGUF, the format of llama.cpp and Ollama
 
-def write_gguf(path, model, tok, stop, type_):
+def write_gguf(path, model, tok, ends, dtype):
     """
-    Writes a Llama, Qwen3 or GPT-2 and its BPE tokenizer as a GGUF file, for llama.cpp and Ollama: matrices in type_,
-    the rest in float32; `stop` is the id that ends a text, or None. Raises UserError for other models and tokenizers.
+    Writes a Llama, Qwen3 or GPT-2 and its BPE tokenizer to a GGUF file for llama.cpp and Ollama, with matrices in dtype
+    and the rest in float32. The first of `ends`, if any, is the id that ends a text. Raises UserError for other models
+    and tokenizers.
     """
     import gguf
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
-        raise UserError('GGUF has no form for this model, only for a Llama, Qwen3 or GPT-2 with a BPE tokenizer of '
-                        "ours: for one of others, give the checkpoint to llama.cpp's convert_hf_to_gguf.py")
+        raise UserError('only a Llama, Qwen3 or GPT-2 with a BPE tokenizer made here can be written to GGUF; for '
+                        "others, run llama.cpp's convert_hf_to_gguf.py")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
     add_shape(w, c)
-    add_tokens(w, tok, stop, c.vocab_size, gguf.TokenType)
+    add_tokens(w, tok, ends, c.vocab_size, gguf.TokenType)
 
-    matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[type_]
+    matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[dtype]
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
     heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head)
@@ -930,25 +973,23 @@ def write_gguf(path, model, tok, stop, type_):
     w.close()
     os.replace(unfinished, path)
 
+# GGUF's names for fields of GPTConfig. llama.cpp ignores those that a kind of model does not need
+GGUF_KEYS = dict(
+    context_length='block_size', block_count='n_layer', embedding_length='n_embd', feed_forward_length='d_ff',
+    head_count='n_head', head_count_kv='n_kv_head', key_length='head_dim', value_length='head_dim',
+    layer_norm_eps='norm_eps', layer_norm_rms_eps='norm_eps', rope_freq_base='rope_theta',
+)
+
 def add_shape(w, c):
-    """The sizes of a model, and those that only other kinds have: llama.cpp ignores them."""
-    w.add_context_length(c.block_size)
-    w.add_block_count(c.n_layer)
-    w.add_embedding_length(c.n_embd)
-    w.add_feed_forward_length(c.d_ff)
-    w.add_head_count(c.n_head)
-    w.add_head_count_kv(c.n_kv_head)
-    w.add_key_length(c.head_dim)
-    w.add_value_length(c.head_dim)
-    w.add_layer_norm_eps(c.norm_eps)
-    w.add_layer_norm_rms_eps(c.norm_eps)
-    w.add_rope_freq_base(c.rope_theta)
+    """Adds the sizes of a model to a GGUFWriter, and Llama 3's slowdown of rope."""
+    for key, field in GGUF_KEYS.items():
+        getattr(w, f'add_{key}')(getattr(c, field))
     if c.rope_factor != 1:
         slowdown = rope_slowdown(rope_freqs(c.head_dim, c.rope_theta), c.rope_factor)
         w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
 
-def add_tokens(w, tok, stop, size, types):
-    """A tokenizer for a model with `size` ids; the last ones may have no token."""
+def add_tokens(w, tok, ends, size, types):
+    """Adds the tokenizer of a model with `size` ids, of which the last ones may have no token."""
     _, bpe, _ = tok.as_json()
     tokens = [f'[unused {id}]' for id in range(size)]
     kinds = [types.UNUSED] * size
@@ -961,6 +1002,6 @@ def add_tokens(w, tok, stop, size, types):
     w.add_token_types(kinds)
     w.add_token_merges([' '.join(pair) for pair in bpe['merges']])
     w.add_add_bos_token(False)
-    if stop is not None:
-        w.add_bos_token_id(stop)
-        w.add_eos_token_id(stop)
+    if ends:
+        w.add_bos_token_id(ends[0])
+        w.add_eos_token_id(ends[0])

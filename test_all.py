@@ -55,7 +55,7 @@ import sample
 import train
 from configurator import Knobs, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
-                   KVCache, Linear, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
+                   KVCache, Linear, PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
                    choose_dtype, cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16,
                    load_file, load_model, newest_whole, peak_flops, remove_checkpoint, replace_card, rope_angles,
                    rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax, write_gguf)
@@ -745,6 +745,10 @@ def twin(model, **fields):
     other.load_state_dict(model.state_dict())
     return other
 
+def alone(angles=None):
+    """The PassInfo of a layer that is not part of a model."""
+    return PassInfo(idx=None, positions=None, cos_sin=angles, mask=None, cache=None, decode=False)
+
 def random_ids(*shape):
     return torch.randint(49, shape)
 
@@ -764,12 +768,21 @@ def test_the_angle_of_a_far_position_is_not_rounded():
     cos, _ = rope_angles(torch.tensor([100_003]), 2, 10000.0)       # one pair, which turns by 1 each time
     close(cos, torch.tensor([[100_003.0]]).cos())
 
-def test_attention_is_that_of_torch_with_any_mask():
+WINDOW = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
+
+@parametrize('attend', [scaled_dot_product_attention, fused_attention])
+@parametrize('mask, causal', [(None, False), (None, True), (WINDOW, False), (torch.randn(2, 1, 5, 5), False),
+                              (torch.randn(4, 5, 5), False)])
+def test_attention_is_that_of_torch_with_any_mask(attend, mask, causal):
     q, k, v = torch.randn(3, 2, 4, 5, 8)
-    window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
-    close(scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v))
-    for attend in scaled_dot_product_attention, fused_attention:
-        close(attend(q, k, v, window), F.scaled_dot_product_attention(q, k, v, window))
+    close(attend(q, k, v, mask, causal), F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal))
+    # pairs of heads that share their keys and values
+    k, v = k[:, :2], v[:, :2]
+    want = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+    close(attend(q, k, v, mask, causal), want)
+    # the last query alone, as when a text is generated
+    last = None if mask is None else mask[..., -1:, :]
+    close(attend(q[..., -1:, :], k, v, last), attend(q, k, v, mask, causal)[..., -1:, :])
 
 @pytest.mark.skipif(not can_pack('cpu'), reason='needs FBGEMM')
 @torch.no_grad()
@@ -777,7 +790,7 @@ def test_packed_matrices_give_the_same_logits():
     model = small_gpt(bias=True)
     idx = random_ids(3, 5)
     want = model(idx)
-    assert sample.prepare_model(model, 'cpu', 'float16', False, rows=3) is model
+    sample.prepare_model(model, 'cpu', 'float16', False, rows=3)
     logits = model(idx)
     assert not torch.equal(logits, want)
     close(logits, want, rtol=5e-3, atol=5e-3)
@@ -786,7 +799,6 @@ def test_packed_matrices_give_the_same_logits():
 def test_only_a_model_in_float16_that_is_not_compiled_is_packed(dtype, compiled):
     model = small_gpt()
     sample.prepare_model(model, 'cpu', dtype, compiled, rows=1)
-    assert model.lm_head.packed is None
     assert model.compute_dtype == model.lm_head.weight.dtype == getattr(torch, dtype)
 
 # -----------------------------------------------------------------------------
@@ -942,11 +954,11 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
     cache = KVCache(model, 3, 16)
     with torch.no_grad():
         want = model(idx)
-        logits = model(prompts, cache=cache, lengths=lengths)
+        logits = model.prefill(prompts, lengths, cache)
         for _ in range(9):
-            close(logits[:, 0], want[rows, lengths - 1])
+            close(logits, want[rows, lengths - 1])
             new = idx[rows, lengths]
-            logits = model(new[:, None], cache=cache, decode=True)
+            logits = model.decode(new[:, None], cache)
             lengths = lengths + 1
 
 @parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
@@ -966,16 +978,17 @@ def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs)
 def test_post_norm_is_a_norm_of_each_sum_and_the_plain_mlp_has_no_gate():
     block = small_gpt('post-norm', position='none', mlp='silu').model.layers[0]
     x = torch.randn(2, 16, 32)
-    y = block.input_layernorm(x + block.self_attn(x, None))
+    context = alone()
+    y = block.input_layernorm(x + block.self_attn(x, context))
     mlp = block.mlp.down_proj(F.silu(block.mlp.up_proj(y)))
-    close(block(x, None), block.post_attention_layernorm(y + mlp))
+    close(block(x, context), block.post_attention_layernorm(y + mlp))
 
 @needs_compiler
 def test_compiled_training_has_the_loss_and_the_gradients_of_the_naive_form():
     flash = small_gpt(n_layer=1, norm='none', qk_norm=False, n_kv_head=2)       # little to compile: it takes long
     naive = twin(flash, attention='naive')
     idx, targets = random_ids(2, 3, 16)
-    compiled = torch.compile(flash, dynamic=False)
+    compiled = torch.compile(flash)
     losses = compiled(idx, targets), naive(idx, targets)
     sum(losses).backward()
     close(*losses)
@@ -1032,7 +1045,8 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
 @parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
     _, keys, values, _ = FAMILIES[kind]
-    assert {*keys.values(), *values, *TRAINING_FIELDS} == GPTConfig.__dataclass_fields__.keys()
+    named = {*keys.values(), *values, *TRAINING_FIELDS}
+    assert named == GPTConfig.__dataclass_fields__.keys(), 'add a new field to SHARED'
 
 def test_a_model_with_a_new_field_is_none_of_others(monkeypatch):
     @dataclass
@@ -1161,7 +1175,7 @@ def small_bpe():
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     import gguf
     model = small_gpt(name, vocab_size=1100)
-    write_gguf('m.gguf', model, small_bpe, small_bpe.eot, 'float32')
+    write_gguf('m.gguf', model, small_bpe, [small_bpe.eot], 'float32')
     reader = gguf.GGUFReader('m.gguf')
     fields = {key: field.contents() for key, field in reader.fields.items()}
 
@@ -1202,8 +1216,8 @@ def test_what_gguf_has_no_form_for_is_refused(small_bpe):
     good, ablation = small_gpt(vocab_size=300), small_gpt('no norm', vocab_size=300)
     pairs = (ablation, small_bpe), (good, byte_tokenizer()), (good, CharTokenizer(['a']))
     for model, tok in pairs:
-        with user_error('no form'):
-            write_gguf('m.gguf', model, tok, None, 'float32')
+        with user_error('only a Llama'):
+            write_gguf('m.gguf', model, tok, [], 'float32')
     assert not Path('m.gguf').exists()
 
 # a file of a Llama | what is in it | what it is made
@@ -1369,7 +1383,7 @@ def test_a_model_of_the_hub_is_downloaded_and_generates(name, hub, printed):
         run_main(sample, out_dir=out_dir, num_samples=1, max_new_tokens=5, start='a')
         texts.append(printed())
     assert texts[0] == texts[1]
-    wanted = r'model.*\.safetensors|(?!manifest).*\.json'
+    wanted = r'model.*\.safetensors|(?!manifest|training|model).*\.json'
     needed = {file for file in os.listdir(f'hub/{name}') if re.fullmatch(wanted, file)}
     assert {*os.listdir(f'cache/me/{name}')} == needed
 
@@ -1380,6 +1394,13 @@ def test_a_wrong_name_of_a_model_is_one_error_before_weights_are_downloaded(hub)
         with user_error(says):
             find_folder(name)
     assert not [*Path('cache/me/other').glob('*.safetensors')]
+
+@parametrize('save_interval, first', [(0, 500), (20, 20)])
+def test_a_run_in_its_first_steps_says_when_its_first_checkpoint_comes(save_interval, first):
+    write('r/log.jsonl')
+    write('r/config.py', f'eval_interval = 500\nsave_interval = {save_interval}\nlog_interval = 7\n')
+    with user_error(f'no checkpoint yet; .* at step {first}$'):
+        find_folder('r')
 
 # -----------------------------------------------------------------------------
 # which machine this is, by what torch says of it
@@ -1392,7 +1413,7 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     assert choose_device('auto', local_rank=1) == want
     monkeypatch.setenv('WORLD_SIZE', '2')
     assert choose_device('auto', local_rank=1) == want.replace('mps', 'cpu')
-    with user_error('no cuda:2 here'):
+    with user_error('cuda:2 is not available'):
         choose_device('cuda:2')
 
 # a device | what is there, and whether it generates a text, compiled or not | the type
@@ -2536,8 +2557,8 @@ def test_compiled_generation_is_the_plain_one(B):
     prompts = random_ids(B, 3).tolist()
     plain = list(generate(model, prompts, 4, temperature=0))
     with torch._inductor.config.patch(freezing=False):          # and so it is again after the test
-        step = sample.prepare_model(model, 'cpu', 'float32', True, B)
-        assert list(generate(model, prompts, 4, temperature=0, step=step)) == plain
+        sample.prepare_model(model, 'cpu', 'float32', True, B)
+        assert list(generate(model, prompts, 4, temperature=0)) == plain
 
 # -----------------------------------------------------------------------------
 # the command
@@ -3413,7 +3434,7 @@ def run_multihead_self_attention(d_model, num_heads, q_proj_weight, k_proj_weigh
     weights = {'q_proj.weight': q_proj_weight, 'k_proj.weight': k_proj_weight, 'v_proj.weight': v_proj_weight,
                'o_proj.weight': o_proj_weight}
     attention = Attention(course_config(n_embd=d_model, n_head=num_heads))
-    return filled(attention, weights, num_heads if angles else 0)(in_features, angles)
+    return filled(attention, weights, num_heads if angles else 0)(in_features, alone(angles))
 
 def run_multihead_self_attention_with_rope(d_model, num_heads, max_seq_len, theta, q_proj_weight, k_proj_weight,
                                            v_proj_weight, o_proj_weight, in_features, token_positions=None):
@@ -3427,7 +3448,7 @@ def run_transformer_block(d_model, num_heads, d_ff, max_seq_len, theta, weights,
     config = course_config(n_embd=d_model, n_head=num_heads, d_ff=d_ff)
     positions = torch.arange(in_features.size(1))
     angles = course_angles(d_model // num_heads, theta, positions)
-    return filled(Block(config), weights, num_heads)(in_features, angles)
+    return filled(Block(config), weights, num_heads)(in_features, alone(angles))
 
 def run_transformer_lm(vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta, weights,
                        in_indices):
