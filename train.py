@@ -21,10 +21,9 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -85,7 +84,6 @@ weight_decay = 0.1      # of matrices (with muon, of those it moves); norms and 
 beta1 = 0.9             # decay of the running mean of gradients (muon uses 0.95 for its matrices)
 beta2 = 0.99            # decay of the running mean of their squares
 adam_eps = 1e-8         # keeps steps from dividing by 0
-muon_every = 4          # muon moves a matrix once in so many steps, but that many times as far; 1: as published
 grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
 # the machine
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
@@ -159,35 +157,34 @@ def orthogonalize(x, dtype):
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
-def muon(p, g, m, lr, decay, dtype):
+def muon(p, g, lr, decay, m, *_, dtype):
     """
     Steps matrices p (n, a, b) down their Nesterov momentum, orthogonalized, about as far as AdamW would go
     (arXiv:2502.16982, equation 4), so that the two can share a learning rate and a weight decay.
     """
+    m.lerp_(g, 0.05)
     direction = orthogonalize(g.lerp(m, 0.95), dtype)
     p.mul_(1 - lr * decay)
     p.sub_(lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
 
 @dataclass
 class Group:
-    """Weights that one rule moves alike."""
+    """Weights that one rule updates alike; for muon, matrices of the same shape."""
     names: list
     rule: str
-    lr_scale: float = 1.0           # times the learning rate
+    betas: tuple                    # of Adam's means
+    eps: float
+    lr_scale: float = 1.0           # times the learning rate, and so the decay
     decay: float = 0.0              # of the weights
-    betas: tuple = (0.9, 0.999)
-    eps: float = 1e-8
-    every: int = 1                  # of muon: a matrix moves once in so many steps
     part: slice = None              # where they lie in the optimizer's vectors
 
 def make_groups(model):
     """
-    Returns the Groups of trainable weights that the options ask for. To give a layer or an embedding its own learning
-    rate, give it its own Group (read sizes from params; a loaded model may not match the options). Muon's groups come
-    last, sorted by shape. Matrices of a shape take turns, so fewer than `every` of them make steps that update none.
+    Returns the Groups of trainable weights that the options ask for, muon's last. To give a layer or an embedding its
+    own learning rate, give it its own Group (read sizes from params; a loaded model may not match the options).
     """
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    matrices = [name for name in params if params[name].dim() == 2]
+    matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
     row = partial(Group, rule=optimizer, betas=(beta1, beta2), eps=adam_eps)
     if optimizer != 'muon':
@@ -197,28 +194,36 @@ def make_groups(model):
     untied = not model.config.tie_weights       # else the embedding is the head
     tables = [name for name in matrices if 'embed_values' in name or (untied and 'embed_tokens' in name)]
     in_blocks = [name for name in matrices if '.layers.' in name and name not in tables]
-    in_blocks.sort(key=lambda name: params[name].shape)
     others = [name for name in params if name not in in_blocks + tables]
+    by_shape = defaultdict(list)
+    for name in in_blocks:
+        by_shape[params[name].shape].append(name)
     return [row(others), row(tables, lr_scale=embed_scale),
-            Group(in_blocks, 'muon', decay=weight_decay, every=muon_every)]
+            *[row(by_shape[shape], rule='muon', lr_scale=1.0, decay=weight_decay) for shape in sorted(by_shape)]]
 
 class Optimizer(torch.optim.Optimizer):
     """
-    Updates all weights of a model by the table of make_groups. They lie end to end in one vector p, group after group,
-    their gradients in g, their moments in m and v (muon needs no v). The model's tensors are views of p and g, so
+    Updates all weights of a model by the Groups of make_groups. The model's tensors are views of long vectors, so
     clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. For
     zero_grad and GradScaler it is an optimizer of torch with p as its only parameter.
     """
     def __init__(self, model):
+        # p     | weights of group 1, one tensor after the other | group 2 | ... | muon's groups | zeros
+        # g, m  their gradients and first moments, in the same places
+        # v     their second moments; it ends where muon's groups begin, which have none
         self.model, self.groups = model, make_groups(model)
+        names = sorted(name for group in self.groups for name in group.names)
+        trainable = sorted(name for name, w in model.named_parameters() if w.requires_grad)
+        assert names == trainable, 'make_groups has to place each weight once'
         self.t = 0              # steps taken
-        self.rules = dict(RULES, muon=muon)
+        self.rules = dict(RULES, muon=partial(muon, dtype=model.compute_dtype))
         sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in self.groups]
         v_size = sum(size for size, group in zip(sizes, self.groups) if group.rule != 'muon')
         total = math.ceil(sum(sizes) / 4096) * 4096       # clip views it as 4,096 rows
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(v_size, device=device)         # it ends where muon's rows, the last ones, begin
+        self.v = torch.zeros(v_size, device=device)
+        self.weights = {}       # the model's tensors, by name
         self.tensors = {}       # what a checkpoint holds besides the model and t: m.<name>, v.<name>, whatever you add
 
         stop = 0
@@ -227,10 +232,10 @@ class Optimizer(torch.optim.Optimizer):
             for name in group.names:
                 w = model.get_parameter(name)
                 here = slice(stop, stop + w.numel())
-                p, g, m = (x[here].view_as(w) for x in (self.p, self.g, self.m))
-                p.copy_(w.detach())
-                w.data, w.grad = p, g
-                self.tensors[f'm.{name}'] = m
+                self.weights[name] = self.p[here].view_as(w)
+                self.weights[name].copy_(w.detach())
+                w.data, w.grad = self.weights[name], self.g[here].view_as(w)
+                self.tensors[f'm.{name}'] = self.m[here].view_as(w)
                 if group.rule != 'muon':
                     self.tensors[f'v.{name}'] = self.v[here].view_as(w)
                 stop = here.stop
@@ -242,7 +247,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__([self.p], {})
 
     def compile(self):
-        # rule by rule: a step as one graph takes twice as long, and each of muon's turns would need a graph of its own
+        # Rule by rule, because a step as one graph takes twice as long. One kernel for all shapes takes 4% longer.
         self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in self.rules.items()}
         torch._dynamo.config.cache_size_limit = 64      # one for each shape of matrix; 8, the default, are too few
         self.piece = len(self.p)
@@ -254,10 +259,11 @@ class Optimizer(torch.optim.Optimizer):
                 dist.broadcast(tensor, 0)
 
     @contextmanager
-    def as_saved(self):
+    def evaluating(self):
         """
-        Wraps all evaluating, sampling, saving and restoring of a run. To have a mean of the weights saved, put a copy
-        of p into tensors, and exchange the numbers of the two on the way in and out (the model's tensors view p).
+        Wraps all evaluating, sampling, saving and restoring of a run: all processes have the weights of the first, and
+        dropout is off. To evaluate and save an average of the weights, keep it in tensors, and swap its numbers with
+        those of p before and after the yield.
         """
         self.synchronize()          # another card may have used another kernel, and be off by an ulp
         self.model.eval()
@@ -266,9 +272,9 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def clip(self, max_norm):
-        """Scales the gradient down to a norm of max_norm, unless that is 0. -> the norm before, on the device"""
+        """Scales the gradient down to a norm of max_norm, unless that is 0. Returns the norm before, on the device."""
         # subtle: on a CPU, the norm of 30 million float32 is off by 0.2% if taken in one go, by 1e-6 if row by row
-        norm = self.g.view(4096, -1).norm(dim=1).norm()
+        norm = self.g.view(4096, -1).norm(dim=1, dtype=torch.float32).norm()
         if max_norm:
             self.g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
@@ -276,51 +282,43 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, lr):
         self.t += 1
+        # for rules that draw random numbers, as none here does: the same ones in all processes
+        torch.manual_seed((seed * 1_000_003 + self.t) % 2 ** 63)
+        for name, w in self.weights.items():
+            assert self.model.get_parameter(name).data_ptr() == w.data_ptr(), f'{name} left p; make a new Optimizer'
         for group in self.groups:
-            move = self.move_in_turns if group.rule == 'muon' else self.move
-            move(group, self.on_device(lr) * group.lr_scale)
+            group_lr = self.on_device(lr) * group.lr_scale
+            biases = [self.on_device(1 - beta ** self.t) for beta in group.betas]
+            for p, g, m, v in self.pieces(group):
+                self.rules[group.rule](p, g, group_lr, group.decay, m, v, *group.betas, group.eps, *biases)
+
+    def pieces(self, group):
+        """Returns p, g, m and v of a group, in the pieces in which its rule takes them: muon as matrices, without v."""
+        if group.rule == 'muon':
+            shape = self.weights[group.names[0]].shape[-2:]
+            return [[x[group.part].view(-1, *shape) for x in (self.p, self.g, self.m)] + [None]]
+        return zip(*[x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)])
 
     def on_device(self, number):
         """A number as a tensor, because a compiled rule would be compiled again for every new number."""
-        return self.p.new_full((), number)
-
-    def move(self, group, lr):
-        biases = [self.on_device(1 - beta ** self.t) for beta in group.betas]
-        pieces = [x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)]
-        for p, g, m, v in zip(*pieces):
-            self.rules[group.rule](p, g, lr, group.decay, m, v, *group.betas, group.eps, *biases)
-
-    def move_in_turns(self, group, lr):
-        """
-        Matrices of the same shape take turns: each moves once in group.every steps, but that many times as far. With 4,
-        a step of config/lab_tricks.py takes a tenth less time, and 300 of them end at a loss 0.004 higher.
-        """
-        turn = self.t % group.every
-        self.m[group.part].lerp_(self.g[group.part], 0.05)
-        start = group.part.start
-        for shape, n in Counter(self.model.get_parameter(name).shape for name in group.names).items():
-            stop = start + n * shape.numel()
-            p, g, m = (x[start:stop].view(n, *shape)[turn::group.every] for x in (self.p, self.g, self.m))
-            if len(p):
-                self.rules['muon'](p, g, m, lr * group.every, group.decay, self.model.compute_dtype)
-            start = stop
+        return torch.full((), number, dtype=torch.float32, device=self.p.device)
 
 # -----------------------------------------------------------------------------
-# schedule, batches, the step, evaluation. `device` and `dtype` are the knobs, which may be 'auto'; `place`, such as
-# 'cuda:1', and `type_` are what they mean on this machine
+# schedule, batches, the step, evaluation
 
 def get_lr(step, share=0.0, warm_up=(0, 0.0)):
     """
     Returns the learning rate of a step: it falls from learning_rate to min_lr, as half a cosine after warmup_iters or
-    linearly over the last 65% of the steps (as in nanochat). share: of max_minutes that has passed; the schedule
-    follows the step or the clock, whichever is further. warm_up: the step and the rate from which it is warmed up.
+    linearly over the last 65% of the steps (as in nanochat). share is the part of max_minutes that has passed; the
+    schedule follows the step or the clock, whichever is further. warm_up: the step and the rate where a warm-up begins.
     """
     end = lr_decay_iters or max_iters
     lowest = learning_rate / 20 if min_lr < 0 else min_lr
     left = max(end - max(step, share * end), 0)
-    height = min(left / (0.65 * end), 1)
+    span = end - min(warmup_iters, end / 2) if lr_decay == 'cosine' else 0.65 * end       # the steps of the decay
+    height = min(left / span, 1)
     if lr_decay == 'cosine':
-        height = 0.5 * (1 - math.cos(math.pi * min(left / (end - min(warmup_iters, end / 2)), 1)))
+        height = 0.5 * (1 - math.cos(math.pi * height))
     rate = lowest + height * (learning_rate - lowest)
     first, low = warm_up
     risen = min((step - first) / max(warmup_iters, 1), 1)
@@ -343,28 +341,30 @@ def largest_divisor(n, limit):
     """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
     return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
 
-def divide_batch(T, place):
-    """Returns micro_batch_size, or what a 0 stands for."""
+def divide_batch(T, device):
+    """Returns micro_batch_size. If it is 0, the largest that divides the batch and is not too large."""
     share = batch_size // WORLD_SIZE
-    most = max((32768 if 'cuda' in place else 16384) // T, 1)           # more tokens at once would be no faster
+    most = max((32768 if 'cuda' in device else 16384) // T, 1)           # more tokens at once would be no faster
     micro = micro_batch_size or largest_divisor(share, most)
     if 2 * micro < min(share, most) and not micro_batch_size:
         say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; try '
             f'--batch_size={round(share / most) * most * WORLD_SIZE}')
     return micro
 
-def micro_batches(data, starts, step, T, micro, place):
+def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
         # dropout's seed: the same for any number of processes, as long as micro-batches have the same size
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
-        yield data.batch(starts[i:i + micro], T, place)
+        yield data.batch(starts[i:i + micro], T, device)
 
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
     Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: of the batches of all
-    processes. Returns this process's part of the mean loss and the norm before clipping, both still on the device.
+    processes. Returns numbers to print and log, still on the device: this process's part of the mean loss, which is
+    averaged over steps and added up over processes; the norm of the gradient before clipping; and any that you add. Of
+    these, the value of the last step in the first process is printed.
     """
     opt.zero_grad(set_to_none=False)        # with None, gradients would no longer be views of g
     total = 0.0
@@ -378,11 +378,14 @@ def training_step(model, opt, scaler, batches, sequences, lr):
     grad_norm = opt.clip(grad_clip)
     scaler.step(opt, lr)
     scaler.update()
-    return total, grad_norm
+    return dict(loss=total, grad_norm=grad_norm)
 
-def make_scaler(place, type_):
-    """Scales the loss for float16, whose smallest numbers exceed many gradients; does nothing for other dtypes."""
-    return torch.amp.GradScaler(place.split(':')[0], enabled=type_ == 'float16')
+def make_scaler(device, dtype):
+    """
+    Returns what scales the loss for float16, whose smallest numbers exceed many gradients. It does nothing for other
+    dtypes.
+    """
+    return torch.amp.GradScaler(device.split(':')[0], enabled=dtype == 'float16')
 
 @torch.no_grad()
 def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
@@ -428,47 +431,50 @@ def check_finite(run, loss=0.0):
 # -----------------------------------------------------------------------------
 # a run: what it holds, its evaluations, its checkpoints
 
-# What a run needs to resume is kept in training.json. read_state() adds the kind of device, train() the hash of the
-# data, and save() the optimizer's t and the scaler's state.
+# What a run needs to resume is kept in training.json. read_state() adds the kind of device, start() the hash of the
+# data.
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # of the run so far, evaluations and saves included; of its first step
     lr=0.0, warm_up=(0, 0.0),           # the rate of the last step; the step and the rate at which the warm-up began
-    evaluated=dict(step=0),             # the log's entry of the last evaluation; step 0: none yet
+    evaluated=dict(step=0),             # the last evaluation and its step; step 0: none yet
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
-    dtype='auto', compile='auto',       # what was used, which 'auto' means when resumed
+    dtype='auto', compile='auto',       # what was used; a resumed run takes it for 'auto'
     knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
+    t=0, scaler={},                     # of the optimizer and the scaler, set by save()
 )
 
 @dataclass
 class Run:
-    """What is evaluated, logged and saved."""
+    """What is trained, evaluated, logged and saved."""
     folder: Path
-    model: GPT
-    opt: Optimizer
-    scaler: torch.amp.GradScaler
     state: dict             # see NEW_STATE
     meta: dict              # meta.json of the data
+    train_data: Shards
     val_data: Shards
-    tok: object             # the tokenizer; None if there is no tokenizer.json
-    tok_path: Path
-    T: int                  # tokens in a sequence
-    eval_batch: int         # tokens of a forward pass when it is evaluated
+    tok_path: Path          # tokenizer.json, which may be missing
     kept: tuple             # of the folder the run began from: see keep_from
+    model: GPT
+    fast: object            # the model, compiled if that pays
+    opt: Optimizer
+    scaler: torch.amp.GradScaler
+    device: str
+    T: int                  # tokens in a sequence
+    micro: int              # sequences that a device takes at once
+    eval_batch: int         # tokens that it evaluates at once
     wandb: object = None    # its run, as long as it works
     drawn: float = -math.inf        # when the picture was last drawn
 
 def evaluate_run(run, last):
     """Evaluates the model of a run, prints and logs the result, draws the curves and shows a sample (not the last)."""
-    state = run.state
-    entry = dict(step=state['step'], tokens=state['sequences'] * run.T, seconds=state['seconds'],
-                 **evaluate(run.model, run.val_data, run.T, eval_tokens, run.eval_batch))
-    check_finite(run, entry['val_loss'])
-    state['evaluated'] = entry
-    say(f'step {state["step"]} | {describe(entry)}')
+    found = evaluate(run.model, run.val_data, run.T, eval_tokens, run.eval_batch)
+    check_finite(run, found['val_loss'])
+    step = run.state['step']
+    run.state['evaluated'] = dict(found, step=step)
+    say(f'step {step} | {describe(found)}')
     if RANK:
         return
-    log(run, **entry)
+    log(run, found)
     if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
         run.drawn = time.monotonic()
         with optional(f'{run.folder}/curves.png'):
@@ -478,7 +484,7 @@ def evaluate_run(run, last):
 
 def show_texts(run, n, length):
     """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
-    tok = run.tok
+    tok = run.val_data.tok
     if length == 0 or not tok:
         return
     start = sample_start or DATASETS.get(dataset, {}).get('start', '')
@@ -488,7 +494,7 @@ def show_texts(run, n, length):
     for text in texts_of(steps, tok, ends):
         say(f'{"-" * 40}\n{start}{text}')
 
-def save(run, last=True):
+def save(run, last):
     """
     Writes step_<step>/ and removes old checkpoints, but never the best. Raises UserError if the last save fails. Only
     the first process writes; the others wait in their next exchange, up to timeout.
@@ -496,7 +502,7 @@ def save(run, last=True):
     state, step = run.state, run.state['step']
     check_finite(run)
     folder = run.folder / f'step_{step:08d}'
-    if RANK or folder.exists():
+    if RANK or folder.exists():         # it exists if a finished run is resumed
         return
     best = state['best']
     if state['evaluated']['step'] == step:
@@ -506,43 +512,52 @@ def save(run, last=True):
         save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], training, run.opt.tensors,
                         model_card(run, state['evaluated']), *run.kept)
     except (OSError, SafetensorError) as e:
-        if not last:
-            say(f'{folder} cannot be saved ({e}); training goes on, and the next save tries again')
-            return          # old ones are removed only for a new one
-        advice = 'resume with --init_from=resume' if checkpoints(run.folder) else 'start again: nothing is saved'
-        raise UserError(f'{folder} cannot be saved ({e}); make room, then {advice}')
+        if last:
+            raise UserError(f'{folder} cannot be saved ({e}); make room, then repeat the command with --init_from=auto')
+        say(f'{folder} cannot be saved ({e}); training goes on, and the next save tries again')
+        return          # old ones are removed only for a new one
     state['best'] = best
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
         if int(old.name[5:]) != state['best']['step']:
             remove_checkpoint(old)
 
-def restore(folder, opt, state):
-    """Fills the optimizer from a checkpoint. Raises UserError if that was trained with another one."""
-    found = load_file(folder / 'training.safetensors')
+def load_state(folder):
+    """Returns the state in a checkpoint; what that lacks is as in a new run."""
+    return NEW_STATE | read_json(folder / 'training.json')
+
+def restore(folder, opt, scaler):
+    """
+    Fills the optimizer and the scaler from a checkpoint. Tensors of your own that it lacks keep their first values.
+    Raises UserError if it was trained with another optimizer.
+    """
+    state, found = load_state(folder), load_file(folder / 'training.safetensors')
+    needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
     before = state['knobs']['optimizer']
-    if before != optimizer or found.keys() != opt.tensors.keys():
+    if before != optimizer or not needed <= found.keys() <= opt.tensors.keys():
         raise UserError(f'the optimizer of {folder} (--optimizer={before}) kept other tensors: give the same '
                         f'knobs and freeze the same weights, or start a new run with --init_from={folder}')
-    with opt.as_saved():
+    with opt.evaluating():          # as when it was saved: an average of the weights would be swapped here, too
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
     opt.t = state['t']
+    if state['scaler']:         # {} unless the run used float16
+        scaler.load_state_dict(state['scaler'])
 
 # -----------------------------------------------------------------------------
-# The evening's reading ends here, but for main. In between is reference: memory, signals, files, checks.
+# End of the core, except for train() at the bottom. In between is reference: memory, signals, files, checks.
 #
 # how much fits onto the machine
 
-def fit_micro_batch(model, opt, data, T, place, micro):
+def fit_micro_batch(model, opt, data, T, device, micro):
     """Halves the micro-batch until a step fits into the memory of every GPU, with something to spare. -> micro-batch"""
     if WORLD_SIZE > 1:
         dist.all_reduce(opt.g)          # so that NCCL allocates its buffers now
     while True:
         free, total = 0, 1
         try:
-            model(*data.batch([0] * micro, T, place)).backward()
-            torch.empty(3 * len(opt.p), device=place)           # what AdamW needs when it is not compiled
-            free, total = torch.cuda.mem_get_info(place)
+            model(*data.batch([0] * micro, T, device)).backward()
+            torch.empty(3 * len(opt.p), device=device)           # what AdamW needs when it is not compiled
+            free, total = torch.cuda.mem_get_info(device)
         except RuntimeError as e:       # from torch, Triton or cuBLAS
             if not re.search('out of memory|ALLOC_FAILED', str(e)):
                 raise
@@ -554,6 +569,7 @@ def fit_micro_batch(model, opt, data, T, place, micro):
             raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
                             f'which trains the same, or, if it is 1, a smaller --block_size or model')
         say(f'memory  | {micro} sequences at once do not fit; trying fewer')
+        torch.compiler.reset()          # else it would compile once for all sizes, which is slower
         micro = largest_divisor(micro, micro // 2)
 
 # -----------------------------------------------------------------------------
@@ -581,12 +597,12 @@ class Interrupt:
 # knobs that may differ from node to node, as long as they lead to the same data and checkpoints
 OWN_KNOBS = 'dataset', 'tokenizer', 'workers', 'init_from', 'device'
 
-def connect(place, **shared):
-    """Joins the other processes, if there are any. Raises UserError unless all have the same, but for OWN_KNOBS."""
+def connect(device, shared={}):
+    """Joins the other processes, if there are any. Raises UserError unless all share this, but for OWN_KNOBS."""
     if WORLD_SIZE == 1:
         return
     # gloo carries signals and the clock, so that these do not wait for a GPU
-    backend = 'cpu:gloo,cuda:nccl' if 'cuda' in place else 'gloo'
+    backend = 'cpu:gloo,cuda:nccl' if 'cuda' in device else 'gloo'
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     # subtle: gloo's threads need Python to free what was sent last, and abort if Python has shut down
     atexit.register(time.sleep, 0.1)
@@ -629,10 +645,7 @@ def lock(run):
     try:
         return FileLock(run / '.lock').acquire(timeout=0)
     except Timeout:
-        process = run / '.process'
-        last = process.read_text() if process.exists() else 'unknown'
-        raise UserError(f'another process trains in {run} (the last to start there: {last}): wait for it to end, '
-                        f'stop it, or give another --out_dir')
+        raise UserError(f'another process trains in {run}; stop it, wait for its end, or use another --out_dir')
 
 def read_log(run):
     """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
@@ -662,7 +675,6 @@ def start_files(run, state, knobs):
     since, and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
-    write(run / '.process', f'process {os.getpid()} on {socket.gethostname()}')
     for unfinished in run.glob('.step_*.partial'):
         shutil.rmtree(unfinished)
     for later in checkpoints(run):
@@ -695,11 +707,10 @@ def start_wandb(run):
                                dir=str(run.folder), id=run.state['wandb_id'] or None, resume='allow')
         run.state['wandb_id'] = run.wandb.id
 
-def log(run, **entry):
+def log(run, numbers):
     """Writes an entry to log.jsonl, and to wandb as long as that works."""
-    if sys.stdout.failure:
-        entry['not_printed'], sys.stdout.failure = sys.stdout.failure, ''
-    path = run.folder / 'log.jsonl'
+    state, path = run.state, run.folder / 'log.jsonl'
+    entry = dict(step=state['step'], tokens=state['sequences'] * run.T, seconds=state['seconds'], **numbers)
     with optional(path), open(path, 'a') as f:
         f.write(json.dumps(entry) + '\n')
     if run.wandb:
@@ -726,7 +737,7 @@ def draw_curves(run):
 def model_card(run, entry):
     """Returns the README.md of a checkpoint, which is its page on the hub. entry: the evaluation of its weights."""
     model, meta, state = run.model, run.meta, run.state
-    place = str(model.lm_head.weight.device)
+    device = str(model.lm_head.weight.device)
     base = base_model(state['knobs']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
     command = re.sub(r"(?<=[ ='])/\S*/", '', shlex.join(['train.py', *sys.argv[1:]]))      # without folders
@@ -742,40 +753,41 @@ license: other     # fill this in on the hub, not here: manifest.json holds the 
 
 A language model: {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {run.T:,} tokens,
 trained on {Path(meta["source"]).name}: {state["sequences"]:,} sequences in {state["step"]:,} steps
-({duration(state["seconds"])}; {place}, {device_name(place)}; processes: {WORLD_SIZE}).
+({duration(state["seconds"])}; {device}, {device_name(device)}; processes: {WORLD_SIZE}).
 Evaluation: {evaluated}.
 
     python {command}
 """
 
-def read_state(run, place):
+def read_state(run, device):
     """
     -> the newest whole checkpoint of a run to resume, and what its training.json holds; for a new run, None and a new
     state. A resumed run keeps what 'auto' meant, so that it computes the same, unless the kind of device has changed.
     """
-    kind = place.split(':')[0]
-    if kind == 'cuda' and choose_dtype('auto', place) != 'bfloat16':
+    kind = device.split(':')[0]
+    if kind == 'cuda' and choose_dtype('auto', device) != 'bfloat16':
         kind = 'cuda without bfloat16'
-    if not checkpoints(run):
-        return None, dict(NEW_STATE, device=kind)
-    folder = newest_whole(run, say)
-    state = NEW_STATE | read_json(folder / 'training.json')
-    if state['device'] != kind:
-        state.update(device=kind, dtype='auto', compile='auto')
+    folder, state = None, dict(NEW_STATE, device=kind)
+    if checkpoints(run):
+        folder = newest_whole(run, say)
+        state = load_state(folder)
+    for name in ('dtype', 'compile'):
+        if config[name] != 'auto' or state['device'] != kind:
+            state[name] = config[name]
+    state.update(device=kind, dtype=choose_dtype(state['dtype'], device))
     return folder, state
 
 # -----------------------------------------------------------------------------
 # checks before anything is done, and what is printed
 
 def check_knobs():
-    """Raises UserError if a knob's value is not valid."""
-    for name in ('max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints', 'muon_every'):
-        if config[name] < 1:
-            raise UserError(f'{name} = {config[name]}: give 1 or more')
-    for name in ('max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size', 'warmup_iters',
-                 'grad_clip'):
-        if config[name] < 0:
-            raise UserError(f'{name} = {config[name]}: give 0 or more')
+    """Raises UserError if an option's value is not valid."""
+    positive = 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints'
+    for name in (*positive, 'max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size',
+                 'warmup_iters', 'grad_clip'):
+        least = 1 if name in positive else 0
+        if config[name] < least:
+            raise UserError(f'{name} = {config[name]}: give {least} or more')
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     if lr_decay not in ('linear', 'cosine'):
@@ -795,8 +807,8 @@ def model_config(knobs=config, **others):
 
 def open_data(source):
     """
-    -> the data folder, its meta.json, its tokenizer (or None), training and validation data; prepared if missing, for
-    the model in the folder source if there is one. Raises UserError if they are damaged, too few, or for another model.
+    Returns the data folder, its meta.json, training and validation data. They are prepared if they are missing, for the
+    model in the folder source if there is one. Raises UserError if they are damaged, too few, or for another model.
     """
     wanted = str(source / 'tokenizer.json') if source else tokenizer
     folder = find_or_prepare(dataset, wanted, vocab_size)
@@ -809,7 +821,7 @@ def open_data(source):
                         f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
     if tok and source and os.path.exists(wanted) and tok.vocab != load_tokenizer(wanted).vocab:
         raise UserError(f'{folder} was made with another tokenizer than {wanted}: give the text as --dataset')
-    return folder, meta, tok, train_data, val_data
+    return folder, meta, train_data, val_data
 
 def make_model(folder, vocab, resumed):
     """The model in a folder, or a new one. Raises UserError if the knobs ask for a different model."""
@@ -848,15 +860,18 @@ def describe(entry):
     bpb = entry['val_bpb']
     return f'validation loss {entry["val_loss"]:.4f}' + ('' if bpb is None else f' | {bpb:.3f} bits per byte')
 
-def progress(step, step_seconds, left, loss, lr, grad_norm, tokens_per_second, mfu):
+PROGRESS = dict(loss='loss {:.4f}', lr='lr {:.1e}', grad_norm='norm {:.2f}', ms='{:.1f} ms',
+                tokens_per_second='{:,.0f} tok/s', mfu='mfu {:.1%}')
+
+def progress(step, entry, left):
     """The printed line of a step. The first step may compile, so its line does not estimate the time left."""
-    line = f'step {step} | loss {loss:.4f} | lr {lr:.1e} | norm {grad_norm:.2f} | {1e3 * step_seconds:.1f} ms'
-    line += f' | {tokens_per_second:,.0f} tok/s'
-    if mfu:
-        line += f' | mfu {100 * mfu:.1f}%'
+    parts = [f'step {step}']
+    for name, value in entry.items():
+        form = PROGRESS.get(name, f'{name} {{:.4g}}')
+        parts.append(form.format(value))
     if step > 1:
-        line += f' | {duration(left)} left'
-    return line
+        parts.append(f'{duration(left)} left')
+    return ' | '.join(parts)
 
 def duration(seconds):
     """duration(4000) -> '67 min'"""
@@ -872,7 +887,7 @@ def print_ending(run, whole, seconds):
         print(f'for comparison  gzip -9 needs {val["gzip_bpb"]:.2f} bits per byte, xz -9 {val["xz_bpb"]:.2f}')
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {checkpoints(run.folder)[-1]}')
-    if best['step'] < run.state['step']:
+    if 0 < best['step'] < run.state['step']:
         print(f'the best one    {run.folder}/step_{best["step"]:08d}, {describe(best)}')
     print(f'sample from it  python sample.py --out_dir={run.folder}')
     print(f'train further   python train.py {run.folder}/config.py --init_from=resume --max_iters={2 * max_iters}'
@@ -888,90 +903,92 @@ def main():
     started = time.perf_counter()
     # the machine and the run: mistakes show before any data are prepared
     check_knobs()
-    place = choose_device(device, LOCAL_RANK)
-    set_up(place)
+    device = choose_device(config['device'], LOCAL_RANK)
+    set_up(device)
     out = choose_out_dir()          # looks at the disk, so it comes before anything is written
     base = base_model(init_from)
     source = find_folder(base) if base else None            # another model, from which a new run starts
-    resumed, state = read_state(out, place)                 # the checkpoint of this run, if it goes on
-    type_ = choose_dtype(state['dtype'] if dtype == 'auto' else dtype, place)
+    resumed, state = read_state(out, device)                # the checkpoint of this run, if it goes on
     with lock(out) if RANK == 0 and not eval_only else nullcontext():
-        train(out, place, type_, source, resumed, state, started)
+        run = start(out, device, source, resumed, state)
+        interrupt = Interrupt()
+        train(run, interrupt)
+        finish(run, interrupt, started)
 
-def train(out, place, type_, source, resumed, state, started):
-    """Trains and evaluates the model in resumed or source, or a new one. out: the run's folder; state: NEW_STATE."""
-    # the data and the other processes
-    folder, meta, tok, train_data, val_data = open_data(source)
+def start(out, device, source, resumed, state):
+    """Returns the Run in the folder out, with the model in resumed or source, or a new one. state: see NEW_STATE."""
+    # the data and the model
+    folder, meta, train_data, val_data = open_data(source)
     data = data_hash(meta)
     if resumed and state['data'] != data:
         raise UserError(f'{resumed} was trained on other data; use its config.py, or start with --init_from={resumed}')
-
-    # the model
     torch.manual_seed(seed)
-    model = make_model(resumed or source, meta['vocab_size'], resumed).to(place).train()
-    model.compute_dtype = getattr(torch, type_)
+    origin = resumed or source
+    model = make_model(origin, meta['vocab_size'], resumed).to(device).train()
+    model.compute_dtype = getattr(torch, state['dtype'])
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
     # a checkpoint is known by its step and the seconds until it was saved
-    connect(place, data=data, checkpoint=(state['step'], state['seconds']), **knobs)
+    connect(device, dict(knobs, data=data, checkpoint=(state['step'], state['seconds'])))
     say(f'data    | {meta["source"]}, hash {data}, in {folder}')
-    say(f'device  | {place} ({device_name(place)}), processes: {WORLD_SIZE}')
+    say(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if family(model.config) == 'gpt_ablation':
         say('        | transformers has no class for this kind of model: its checkpoints open here alone')
     if eval_only:
         say(f'{describe(evaluate(model.eval(), val_data, T))} over the whole split')
-        return
+        sys.exit(0)
 
-    # the optimizer, and how much goes through the model at once
-    opt = Optimizer(model)
-    scaler = make_scaler(place, type_)
+    # the optimizer
+    opt, scaler = Optimizer(model), make_scaler(device, state['dtype'])
     if resumed:
-        restore(resumed, opt, state)
-        if state['scaler']:         # {} if there was none
-            scaler.load_state_dict(state['scaler'])
+        restore(resumed, opt, scaler)
     opt.synchronize()           # subtle: different kinds of CPU draw different numbers from one seed
+    rejoin_schedule(state)
+
+    # how much goes through the model at once
     tokens_per_step = batch_size * T
-    flops = max_iters * tokens_per_step * model.flops_per_token(T)
-    compiled = choose_compile(state['compile'] if compile == 'auto' else compile, place, flops)
-    fast = model
+    compiled = choose_compile(state['compile'], device, max_iters * tokens_per_step * model.flops_per_token(T))
     slow = ' (the first step takes a minute or two longer)' if compiled else ''
-    say(f'dtype   | {type_}, weights and optimizer float32; compile {compiled}{slow}')
+    say(f'dtype   | {state["dtype"]}, weights and optimizer float32; compile {compiled}{slow}')
+    fast = model
     if compiled:
-        fast = torch.compile(model, dynamic=False)
+        fast = torch.compile(model)
         opt.compile()
-    micro, eval_batch = divide_batch(T, place), 2048        # a CPU is not faster with more tokens to evaluate at once
-    if 'cuda' in place:
-        micro = fit_micro_batch(fast, opt, train_data, T, place, micro)
+    micro, eval_batch = divide_batch(T, device), 2048        # a CPU is not faster with more tokens to evaluate at once
+    if 'cuda' in device:
+        micro = fit_micro_batch(fast, opt, train_data, T, device, micro)
         eval_batch = min(8192, micro * T // 2)      # less memory than training takes, even without compile
-    grad_accum = batch_size // WORLD_SIZE // micro
     say(f'steps   | {max_iters:,}, {max_iters * tokens_per_step / len(train_data):.2f} epochs of '
         f'{len(train_data):,} tokens')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
-        f'{WORLD_SIZE} x {grad_accum} x {micro})')
+        f'{WORLD_SIZE} x {batch_size // WORLD_SIZE // micro} x {micro})')
 
-    kept = keep_from(resumed or source) if resumed or source else ()
-    run = Run(out, model, opt, scaler, state, meta, val_data, tok, folder / 'tokenizer.json', T, eval_batch, kept)
-    rejoin_schedule(state)
-    state.update(data=data, dtype=type_, compile=compiled)
+    state.update(data=data, compile=compiled)
+    kept = keep_from(origin) if origin else ()
+    run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', kept, model, fast, opt, scaler, device,
+              T, micro, eval_batch)
     if RANK == 0:
         start_files(out, state, knobs)
         if wandb_log:
             start_wandb(run)
+    return run
 
-    # training
-    peak = peak_flops(place) * WORLD_SIZE
-    interrupt, stop, first = Interrupt(), 0, state['step'] + 1
+def train(run, interrupt):
+    """Takes the steps that are left to a run, and evaluates and saves it. Ends the process after a signal."""
+    state, T = run.state, run.T
+    peak = peak_flops(run.device) * WORLD_SIZE
+    stop, step = 0, state['step']
+    first = step + 1
     began = time.perf_counter() - state['seconds']
     losses = []         # of the steps since the last line, evaluation or save
     while True:
-        # evaluate and save, at their intervals and after the last step
-        step = state['step']
+        # evaluate and save, at their intervals and after the last step, but not at step 0 (see NEW_STATE)
         last = step >= max_iters or state['seconds'] >= MAX_SECONDS
         evaluating = not stop and (last or step % eval_interval == 0) and step != state['evaluated']['step']
         saving = stop or last or (step > 0 and step % (save_interval or eval_interval) == 0)
         if evaluating or saving:
-            with opt.as_saved():
+            with run.opt.evaluating():
                 if evaluating:
                     evaluate_run(run, last)
                 if saving:
@@ -984,12 +1001,12 @@ def train(out, place, type_, source, resumed, state, started):
         if not losses:
             line_began = time.perf_counter()
         lr = next_lr(state)
-        starts = train_data.starts(state['sequences'], batch_size, T, seed)
+        starts = run.train_data.starts(state['sequences'], batch_size, T, seed)
         step += 1
-        batches = micro_batches(train_data, starts, step, T, micro, place)
-        loss, grad_norm = training_step(fast, opt, scaler, batches, len(starts), lr)
-        losses.append(loss)
-        state.update(step=step, sequences=state['sequences'] + len(starts), lr=lr)
+        batches = micro_batches(run.train_data, starts, step, T, run.micro, run.device)
+        numbers = training_step(run.fast, run.opt, run.scaler, batches, batch_size, lr)
+        losses.append(numbers.pop('loss'))
+        state.update(step=step, sequences=state['sequences'] + batch_size, lr=lr)
         if step == first:           # before that there is nothing to save
             interrupt.listen()
 
@@ -1004,30 +1021,35 @@ def train(out, place, type_, source, resumed, state, started):
             state['first_step'] = state['seconds']
 
         if printing:
-            step_seconds = (time.perf_counter() - line_began) / len(losses)
-            rate = tokens_per_step / step_seconds
-            entry = dict(loss=mean_loss, lr=lr, grad_norm=float(grad_norm), tokens_per_second=rate,
-                         mfu=rate * model.flops_per_token(T) / peak if peak else None)
-            left = min((max_iters - step) * step_seconds, MAX_SECONDS - state['seconds'])
-            say(progress(step, step_seconds, left, **entry))
+            seconds = (time.perf_counter() - line_began) / len(losses)
+            rate = batch_size * T / seconds
+            entry = dict(loss=mean_loss, lr=lr, **{name: float(x) for name, x in numbers.items()},
+                         ms=1e3 * seconds, tokens_per_second=rate)
+            if peak:
+                entry['mfu'] = rate * run.model.flops_per_token(T) / peak
+            say(progress(step, entry, min((max_iters - step) * seconds, MAX_SECONDS - state['seconds'])))
             if RANK == 0:
-                log(run, step=step, tokens=state['sequences'] * T, seconds=state['seconds'], **entry)
+                log(run, entry)
             losses = []
 
-    # The end: everything is saved before the whole split is evaluated. All processes wait here for the save, because
-    # torchrun ends the others as soon as one exits with an error. A signal may have come in the last evaluation.
+    # All processes wait here for the save, because torchrun ends the others as soon as one exits with an error. A
+    # signal may have come in the last evaluation.
     [stop] = combine('MAX', interrupt.signal)
     if stop:
-        say(f'stopped at step {step}; go on with: python train.py {out}/config.py --init_from=resume')
+        say(f'stopped at step {step}; go on with: python train.py {run.folder}/config.py --init_from=resume')
         sys.exit(128 + int(stop))
+
+def finish(run, interrupt, started):
+    """Evaluates the whole validation split, shows samples and prints what to do next. A signal ends the evaluation."""
     interrupt.then = 'everything is saved, and the evaluation ends here'
-    with opt.as_saved():
-        whole = evaluate(model, val_data, T, 0, eval_batch,
-                         ended=lambda: interrupt.signal or time.perf_counter() - began > 2 * MAX_SECONDS)
+    latest = time.perf_counter() + MAX_SECONDS
+    with run.opt.evaluating():
+        whole = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch,
+                         ended=lambda: interrupt.signal or time.perf_counter() > latest)
         if RANK == 0 and not interrupt.signal:
-            log(run, step=step, **{f'full_{name}': value for name, value in whole.items()})
+            log(run, {f'full_{name}': value for name, value in whole.items()})
             with optional('the model card'):
-                replace_card(checkpoints(out)[-1], model_card(run, dict(whole, step=step)))
+                replace_card(checkpoints(run.folder)[-1], model_card(run, dict(whole, step=run.state['step'])))
             show_texts(run, 4, 3 * sample_tokens)
     if RANK == 0:
         print_ending(run, whole, time.perf_counter() - started)

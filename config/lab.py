@@ -15,7 +15,6 @@ batch_size = 16
 max_iters = 300
 warmup_iters = 30
 optimizer = 'adamw'
-muon_every = 1              # each matrix moves at every step, which is better in a run this short
 adamw_scale = embed_scale = 1.0         # one rate for all weights
 learning_rate = 5e-3
 lr_decay = 'cosine'

@@ -8,7 +8,6 @@ what = 'compare'
 out_dir = 'out/lab_tricks'
 value_embeds = True
 optimizer = 'muon'
-muon_every = 4
 adamw_scale = 4.0
 embed_scale = 20.0
 learning_rate = 6e-3
@@ -20,6 +19,5 @@ without value embeddings: --value_embeds=False
 tied weights: --tie_weights=True
 one rate for all weights: --adamw_scale=1 --embed_scale=1
 AdamW instead of Muon: --optimizer=adamw
-Muon at every step: --muon_every=1
 no plateau, a cosine to 0: --lr_decay=cosine --min_lr=0
 '''
