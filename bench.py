@@ -38,11 +38,11 @@ import torch
 
 import prepare
 import sample
-import tokenizer as bpe
 import train
-from configurator import Knobs, UserError, configure, launch, read_json
+from configurator import Knobs, UserError, configure, launch
 from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
                    set_up)
+from tokenizer import PATTERNS, FastEncoder
 
 # -----------------------------------------------------------------------------
 what = 'train'          # train (a training step), sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
@@ -71,10 +71,7 @@ config = configure(globals(), train, prepare, GPTConfig)        # the knobs of t
 # what the commands share. c is always a GPTConfig; device and dtype are names, such as 'cuda:0' and 'bfloat16'
 
 def machine(flops=math.inf, texts=0):
-    """
-    Prints and returns what the knobs mean here: device, dtype, and whether a run of that many FLOPs is compiled. texts:
-    how many are generated at once, if that is what the model is for.
-    """
+    """Prints and returns the device, the dtype, and whether to compile a run of that many FLOPs (texts: generated)."""
     train.check_knobs()
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
@@ -103,16 +100,15 @@ def random_batch(c, B, device):
     return torch.randint(c.vocab_size, (2, B, c.block_size)).to(device)
 
 def laps(function, device, n):
-    """The seconds that each of n calls takes, until the device has done all that the function asks of it."""
+    """Returns the seconds that each of n calls takes, until the device has done all that the function asks of it."""
     synchronize = torch.get_device_module(device).synchronize
-    found = []
+    synchronize()
+    times = [time.perf_counter()]
     for _ in range(n):
-        synchronize()
-        began = time.perf_counter()
         function()
         synchronize()
-        found.append(time.perf_counter() - began)
-    return found
+        times.append(time.perf_counter())
+    return np.diff(times)
 
 def measure(function, device):
     """The median of the seconds that a function takes, over `steps` calls after a warm-up."""
@@ -126,11 +122,11 @@ def print_row(name, *cells):
 # speed: a training step, what makes it fast, generation
 
 def make_step(c, device, dtype, compiled):
-    """-> a function that takes a training step of a new model: on random tokens, unless it is given other batches"""
+    """Returns a function that runs a training step of a new model, on random tokens unless it is given batches."""
     model = build(c, device, dtype)
     optimizer = train.Optimizer(model)
     if compiled:
-        model = torch.compile(model, dynamic=False)
+        model = torch.compile(model)
         optimizer.compile()
     micro = train.divide_batch(c.block_size, device)
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
@@ -187,7 +183,7 @@ def print_run(name, device, dtype):
     at_once = 1024          # tokens
     if 'cuda' in device:        # on a CPU compiling would take longer than the answer is worth
         at_once = 4096
-        model = torch.compile(model, dynamic=False, disable=not choose_compile(train.compile, device, math.inf))
+        model = torch.compile(model, disable=not choose_compile(train.compile, device, math.inf))
     batch = random_batch(c, at_once // c.block_size, device)
     seconds = min(laps(lambda: model(*batch).backward(), device, 3))
     total = tokens_of(knobs)
@@ -208,9 +204,9 @@ def bench_sample():
     """Tokens per second of generation, and the share of the memory's bandwidth that reading the weights takes."""
     device, dtype, compiled = machine(texts=samples)
     model = build(model_config(), device)
-    step = sample.prepare_model(model, device, dtype, compiled, samples)
+    sample.prepare_model(model, device, dtype, compiled, samples)
     # the first run compiles
-    _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens, step=step)), device, 1 + rounds)
+    _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens)), device, 1 + rounds)
     rate = new_tokens / median(seconds)
     print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
 
@@ -242,14 +238,14 @@ def bench_check():
 UNSCALED = train.make_scaler('cpu', 'float32')
 
 def check_step(c, device, dtype, compiled):
-    """-> loss, clipped gradient and step of weights that are the same on every device"""
+    """Returns the loss, the clipped gradient and the update of weights that are the same on every device."""
     model, optimizer, _ = make_step(c, device, dtype, compiled).args
     torch.manual_seed(train.seed)
     # not those of a new model: a GPU draws others than a CPU, and the last matrices of a new block are zero
     before = 0.2 * torch.randn(len(optimizer.p)).to(device)
     optimizer.p.copy_(before)
-    loss, _ = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 4, 0.1)
-    return loss, optimizer.g, optimizer.p - before
+    numbers = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 4, 0.1)
+    return numbers['loss'], optimizer.g, optimizer.p - before
 
 # -----------------------------------------------------------------------------
 # formats of numbers; the optimizers on a toy
@@ -282,15 +278,24 @@ def toy_loss(rule, rate):
 # -----------------------------------------------------------------------------
 # what a model costs, by arithmetic
 
+# The names of the weights, by the part of the model that they count to.
+PARTS = re.compile(r"""
+    (?P<bias> .*\.bias) | (?P<norm> .*norm\.weight) | (?P<lm_head> lm_head\.weight) |
+    (?P<embed_tokens> model\.embed_tokens\.weight) | (?P<embed_positions> model\.embed_positions\.weight) |
+    (?P<embed_values> model\.layers\.\d+\.self_attn\.value_embed\.embed_values\.weight) |
+    (?P<self_attn> model\.layers\.\d+\.self_attn\.(?:[qkvo]_proj|value_embed\.gate_proj)\.weight) |
+    (?P<mlp> model\.layers\.\d+\.mlp\.(?:gate|up|down)_proj\.weight)""", re.X)
+
 def parameters(c):
-    """Parameters by part, without the padding of the vocabulary. A tied head has none of its own."""
+    """Returns the parameters by part, without padding. A tied head has none of its own. Raises UserError."""
     found = Counter()
     with patch.object(GPT, 'pad_to', 1):
         model = build(c, 'meta')
     for name, p in model.named_parameters():
-        # the last of these in the name: a bias in self_attn is a bias
-        part = re.match('.*(bias|norm|embed_[a-z]+|self_attn|mlp|lm_head)', name)[1]
-        found[part] += p.numel()
+        known = PARTS.fullmatch(name)
+        if not known:
+            raise UserError(f'{name} is of a layer that is not known; add it to PARTS, forward_flops and memory')
+        found[known.lastgroup] += p.numel()
     return found
 
 def forward_flops(c):
@@ -317,10 +322,11 @@ def memory(c, B, dtype):
     if c.qk_norm:                   # which all heads of queries share, and all heads of keys
         normed += L * (c.n_head + c.n_kv_head - 2) * c.head_dim
     hidden = 4 if c.mlp == 'swiglu' else 2
+    kv_heads = c.n_kv_head if c.attention == 'naive' else c.n_head      # fused attention repeats them
 
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
                      'norms': tokens * 8 * normed,
-                     'attention': tokens * L * w * (C + 4 * c.n_head * c.head_dim),
+                     'attention': tokens * L * w * (C + 2 * (c.n_head + kv_heads) * c.head_dim),
                      'mlp': tokens * L * w * (C + hidden * c.d_ff),
                      'lm_head and loss': tokens * (w * C + 4 * c.vocab_size),
                      'gradients of logits': tokens * 8 * c.vocab_size})
@@ -367,7 +373,7 @@ def print_parts(title, counts):
 # -----------------------------------------------------------------------------
 # tokenizers, beside the packages that are installed
 
-PATTERN = bpe.PATTERNS['gpt2']
+PATTERN = PATTERNS['gpt2']
 
 def bench_tokenizer():
     """Times training, encoding and decoding of the same documents. All encode with our vocabulary and pattern."""
@@ -388,7 +394,7 @@ def bench_tokenizer():
     tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
-            ours=lambda: bpe.ArrayEncoder(tok).encode(text.encode()),
+            ours=lambda: FastEncoder(tok).encode_bytes(text.encode(), []),
             ours_again=lambda: tok.encode_to_numpy(text),       # it knows all words now
             tiktoken=lambda: tik.encode_to_numpy(text))
     contest('encode to lists', text,
@@ -404,7 +410,7 @@ def contest(title, text, **contestants):
     for _ in range(rounds):
         for name, function in contestants.items():
             if 'ours' in name or util.find_spec(name):
-                found[name] += laps(function, 'cpu', 1)
+                found[name].extend(laps(function, 'cpu', 1))
     size = len(text.encode()) / 1e6
     for name, seconds in found.items():
         typical = median(seconds)
@@ -417,12 +423,9 @@ def contest(title, text, **contestants):
 FIND_STEPS = 200
 
 def bench_find_lr():
-    """
-    A range test (arXiv:1506.01186): a short run whose learning rate rises from a thousandth of the knob to a hundred
-    times the knob.
-    """
+    """Runs a range test (arXiv:1506.01186): the learning rate rises from 0.001 to 100 times --learning_rate."""
     device, dtype, _ = machine()
-    _, meta, _, data, _ = train.open_data(None)
+    _, meta, data, _ = train.open_data(None)
     c = train.model_config(vocab_size=meta['vocab_size'])
     step = make_step(c, device, dtype, False)
     micro = train.divide_batch(c.block_size, device)
@@ -430,8 +433,7 @@ def bench_find_lr():
     for i, lr in enumerate(train.learning_rate * np.logspace(-3, 2, FIND_STEPS)):
         starts = data.starts(i * train.batch_size, train.batch_size, c.block_size, train.seed)
         batches = train.micro_batches(data, starts, i, c.block_size, micro, device)
-        loss, _ = step(batches=batches, lr=lr)
-        losses[lr] = float(loss)
+        losses[lr] = float(step(batches=batches, lr=lr)['loss'])
         if i % 10 == 0:
             print(f'rate {lr:.1e} | loss {losses[lr]:.4f}')
     best = min(losses, key=losses.get)          # nan, where it diverges, is below nothing
@@ -443,10 +445,8 @@ def bench_diagnose():
     train.config.read([f'{folder.parent}/config.py'])
     model = load_model(folder, attention='naive')
     optimizer = train.Optimizer(model)
-    train.restore(folder, optimizer, read_json(folder / 'training.json'))
-    for group in optimizer.groups:
-        group.every = 1         # all matrices move, so that layers can be compared
-    _, _, _, data, _ = train.open_data(None)
+    train.restore(folder, optimizer, UNSCALED)
+    *_, data, _ = train.open_data(None)
     T = model.config.block_size
     layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T))
     print_row(*layers[0])
@@ -455,26 +455,27 @@ def bench_diagnose():
 
 def diagnose(model, optimizer, batch):
     """
-    What a step on a batch shows about each layer: the rms of its output and of its (clipped) gradients; how far the
-    step went, as a share of the weights; the share of dead units, which for every token stay below a hundredth of the
-    rms of all units of the MLP; the entropy of its attention, as a share of that of attention which is spread evenly.
+    Returns statistics of each layer during a step on a batch: the rms of its output and of its (clipped) gradients; the
+    size of the update relative to the weights; the share of dead units (those that for every token stay below 0.01 of
+    the rms of all units of the MLP); the entropy of attention, as a share of the entropy if it were spread evenly.
     """
+    parameters(model.config)        # raises UserError if the model has layers that are not known here
     layers = model.model.layers
     before = deepcopy(layers)
-    calls = {}          # {module: its inputs, its output}
-    for module in layers.modules():
-        module.register_forward_hook(lambda module, *call: calls.update({module: call}))
+    outputs, units = [], []         # of each layer, of its MLP
+    for layer in layers:
+        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs: units.extend(inputs))
     # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
     with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
         train.training_step(model, optimizer, UNSCALED, [batch], len(batch[0]), train.learning_rate)
+    assert softmax.call_count == len(layers), 'diagnose cannot tell which calls of softmax are attention'
 
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
-    for layer, old, attention in zip(layers, before, softmax.call_args_list, strict=True):
-        _, output = calls[layer]
-        [h], _ = calls[layer.mlp.down_proj]
+    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
-        entropy = torch.distributions.Categorical(logits=attention.args[0].detach()).entropy().mean()
+        entropy = torch.distributions.Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
                       'gradients': rms(w.grad for w in layer.parameters()),
                       'rel. update': rms(map(torch.sub, layer.parameters(), old.parameters())) / rms(old.parameters()),
@@ -530,7 +531,7 @@ def read_arms():
     return found
 
 def bench_compare():
-    """Runs every arm with every seed, in turns, so that a slow hour of the machine slows all arms. -> the arms"""
+    """Runs every arm with every seed, in turns, so that a slow hour slows all arms. Returns the arms."""
     found = read_arms()
     if picture not in ('rows', 'curves', *train.config):
         raise UserError(f'picture = {picture!r}: give rows, curves, or a knob of train.py')

@@ -2707,6 +2707,11 @@ def numbers_after(word, out):
 
 # -- speed
 
+def test_each_call_is_timed_alone():
+    seconds = bench.laps(lambda: time.sleep(0.02), 'cpu', 3)
+    assert len(seconds) == 3
+    assert all(0.02 <= x < 0.5 for x in seconds)
+
 def test_a_training_step_is_timed_and_its_parts_are_listed(monkeypatch):
     monkeypatch.setattr('bench.print_run', lambda *args: print('here'))
     monkeypatch.setattr('bench.matmul_flops', lambda *args: 2e12)
@@ -2808,6 +2813,30 @@ def test_parameters_and_flops_are_those_of_the_model_and_of_torch(name):
         loss.backward()
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
 
+def test_a_layer_that_is_not_known_is_an_error_and_not_a_wrong_number(monkeypatch):
+    make, run = MLP.__init__, MLP.forward
+
+    def make_experts(mlp, config):
+        make(mlp, config)
+        mlp.experts = torch.nn.ModuleList([Linear(config.n_embd, config.n_embd)])
+
+    def route(mlp, x):
+        return run(mlp, x * F.softmax(x, -1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr('model.MLP.__init__', make_experts)
+        model = small_gpt()
+        for number in bench.parameters, bench.forward_flops, lambda c: bench.memory(c, 1, 'float32'):
+            with user_error('mlp.experts.0.weight .*not known'):
+                number(model.config)
+        with user_error('mlp.experts.0.weight .*not known'):
+            bench.diagnose(model, None, None)
+
+    monkeypatch.setattr('model.MLP.forward', route)
+    model = small_gpt(attention='naive')
+    with pytest.raises(AssertionError, match='which calls of softmax are attention'):
+        bench.diagnose(model, make_optimizer(model, 'sgd'), bench.random_batch(model.config, 3, 'cpu'))
+
 def test_the_known_answers_about_gpt2_and_its_largest_form_are_given():
     out = run_bench('--what=resources --n_layer=48 --n_head=25 --n_embd=1600 --d_ff=6400 --tie_weights=False '
                     '--qk_norm=False --block_size=1024 --tokenizer=gpt2 --batch_size=1024 --micro_batch_size=1 '
@@ -2869,7 +2898,7 @@ def test_a_range_test_suggests_a_third_of_the_rate_of_the_lowest_loss(monkeypatc
         i = len(rates)
         rates.append(lr)
         seen.extend(str(x) for x, _ in batches)
-        return (math.nan if i == 25 else 5 + abs(i - 20) / 30), None
+        return dict(loss=math.nan if i == 25 else 5 + abs(i - 20) / 30)
 
     monkeypatch.setattr('bench.FIND_STEPS', 30)
     monkeypatch.setattr('train.training_step', step)
