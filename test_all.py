@@ -496,6 +496,7 @@ def test_the_longest_special_token_wins_and_ordinary_text_never_has_one():
         ids = tok.encode(text)
         found = [tok.vocab[i].decode() for i in ids if i > 255]
         assert found == re.findall('|'.join(longest_first), text)
+        assert tok.encode_to_numpy(text).tolist() == ids
         assert tok.decode(ids) == text
         assert tok.encode_ordinary(text) == list(text.encode())
 

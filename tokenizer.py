@@ -485,8 +485,8 @@ class Index:
 
     def differ(self, number, keys):
         """Where the keys of these numbers, if they are not 0, differ from these keys."""
-        found = self.keys.take(number, axis=0)
-        return np.flatnonzero(((found[:, 0] != keys[:, 0]) | (found[:, 1] != keys[:, 1])) & (number != 0))
+        other = self.keys.take(number, axis=0) != keys
+        return np.flatnonzero((other[:, 0] | other[:, 1]) & (number != 0))
 
     def find(self, keys):
         """The number of each key, 0 for one that is not there."""
@@ -591,7 +591,7 @@ class WordCounter:
 
     def __call__(self, raw):
         if self.special:
-            raw = b'\xff'.join(self.special.split(raw)[::2])
+            raw = self.special.sub(b'\xff', raw)
         known = len(self.counts)
         numbers = self.pieces.read(raw)
         counts = np.bincount(numbers, minlength=len(self.pieces.all))
