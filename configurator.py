@@ -35,6 +35,7 @@ FOREIGN = {
         'block_size',
     'decay_lr': 'set --min_lr to the learning rate for a constant one',
     'always_save_checkpoint': 'a checkpoint is saved every save_interval steps, and the best is kept',
+    'muon_every': 'muon updates every matrix at every step now: delete this line or argument',
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
     'what': 'it is a knob of bench.py: run `python bench.py` with these arguments',
     'question': 'it is a knob of bench.py: run `python bench.py` with these arguments',

@@ -973,7 +973,7 @@ def write_gguf(path, model, tok, ends, dtype):
     w.close()
     os.replace(unfinished, path)
 
-# GGUF's names for fields of GPTConfig. llama.cpp ignores those that a kind of model does not need
+# GGUF's names for the fields of GPTConfig. llama.cpp ignores those that this kind of model does not use.
 GGUF_KEYS = dict(
     context_length='block_size', block_count='n_layer', embedding_length='n_embd', feed_forward_length='d_ff',
     head_count='n_head', head_count_kv='n_kv_head', key_length='head_dim', value_length='head_dim',

@@ -154,9 +154,10 @@ def prepare_model(model, device, dtype, compiled, rows):
         model.decode = torch.compile(model.decode, mode='reduce-overhead')
         return
     from torch._inductor import config as inductor
-    # the compiler packs the matrices: a token of 4 texts takes 0.7 of the time. torch.compile's options come too late
+    # The compiler packs the matrices, so that a token of 4 texts takes 0.7 times as long. As an option of
+    # torch.compile, this would come too late.
     inductor.freezing = rows > 1
-    # the input of a matrix is stored, not computed again for each of its rows: 0.7 of the time
+    # The input of a matrix is stored, not computed again for each of its rows, which takes 0.7 times as long.
     options = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
     model.decode = torch.compile(model.decode, options=options)
 

@@ -975,7 +975,7 @@ def start(out, device, source, resumed, state):
     return run
 
 def train(run, interrupt):
-    """Takes the steps that are left to a run, and evaluates and saves it. Ends the process after a signal."""
+    """Takes the remaining steps of a run, evaluates it and saves it. Exits after a signal."""
     state, T = run.state, run.T
     peak = peak_flops(run.device) * WORLD_SIZE
     stop, step = 0, state['step']
