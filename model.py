@@ -60,6 +60,8 @@ class GPTConfig:
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
+    qkv_bias: bool = False          # biases of queries, keys and values alone (as in Qwen2)
+    nope_every: int = 0             # each so-many-th layer has no rope (4 in SmolLM3); 0: all have it
     tie_weights: bool = False       # lm_head is the embedding
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
     norm: str = 'rms'               # rms, layer, none
@@ -96,8 +98,8 @@ TRAINING_FIELDS = 'dropout', 'attention'
 
 # The fields of other people's models, written out so that the defaults above may change. If you add a field, its
 # default has to mean "without it", because these do not list it. GPTConfig(**GPT2) has 124,439,808 parameters.
-SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qk_norm=False, norm_position='pre',
-              value_embeds=False)
+SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qkv_bias=False, nope_every=0, qk_norm=False,
+              norm_position='pre', value_embeds=False)
 GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
             bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
 LLAMA = dict(SHARED, norm_eps=1e-6, bias=False, tie_weights=False, norm='rms', position='rope', mlp='swiglu')
@@ -203,6 +205,10 @@ def rope_angles(positions, hs, theta, factor=1.0):
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
+def has_rope(config, layer):
+    """Returns whether this layer is rotated, if rope is used at all."""
+    return config.nope_every == 0 or (layer + 1) % config.nope_every > 0
+
 def apply_rope(x, cos, sin):
     """
     Rotates each pair (x[i], x[i + hs/2]) of a head by its angle, the half-split layout of Hugging Face's Llama:
@@ -294,9 +300,9 @@ class Attention(nn.Module):
         c = self.config = config
         self.layer = layer
         width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-        self.q_proj = Linear(c.n_embd, width, c.bias)
-        self.k_proj = Linear(c.n_embd, kv_width, c.bias)
-        self.v_proj = Linear(c.n_embd, kv_width, c.bias)
+        self.q_proj = Linear(c.n_embd, width, c.bias or c.qkv_bias)
+        self.k_proj = Linear(c.n_embd, kv_width, c.bias or c.qkv_bias)
+        self.v_proj = Linear(c.n_embd, kv_width, c.bias or c.qkv_bias)
         self.o_proj = Linear(width, c.n_embd, c.bias)
         norm = RMSNorm if c.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
@@ -313,7 +319,7 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, c.n_kv_head, c.head_dim)
         if self.value_embed is not None:
             v = v + self.value_embed(x, info.idx)
-        if info.cos_sin is not None:
+        if info.cos_sin is not None and has_rope(c, self.layer):
             q, k = apply_rope(q, *info.cos_sin), apply_rope(k, *info.cos_sin)
         q = q.transpose(1, 2)       # (B, nh, T, hs)
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
@@ -727,6 +733,8 @@ LLAMA_KEYS = dict(
     hidden_size='n_embd', head_dim='head_dim', intermediate_size='d_ff', rope_theta='rope_theta', factor='rope_factor',
     rms_norm_eps='norm_eps',
 )
+BIASED_KEYS = dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias')
+SMOLLM3_KEYS = dict(BIASED_KEYS, no_rope_layer_interval='nope_every')
 GPT2_KEYS = dict(
     vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_positions='block_size',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
@@ -739,8 +747,11 @@ GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale
 # model_type: its class in transformers, its keys in config.json, the values of all fields that these leave out, and the
 # settings that must not differ
 FAMILIES = dict(
-    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
+    llama=('LlamaForCausalLM', BIASED_KEYS, LLAMA, LLAMA_FIXED),
     qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), LLAMA_FIXED),
+    qwen2=('Qwen2ForCausalLM', LLAMA_KEYS, dict(LLAMA, qkv_bias=True), LLAMA_FIXED),
+    smollm3=('SmolLM3ForCausalLM', SMOLLM3_KEYS, dict(LLAMA, nope_every=4, tie_weights=True), LLAMA_FIXED),
+    mistral=('MistralForCausalLM', LLAMA_KEYS, LLAMA, dict(LLAMA_FIXED, sliding_window=None)),     # saved as a Llama
     gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
 )
 
@@ -760,7 +771,8 @@ def export_config(model, eot):
     """Returns the contents of config.json, which transformers can read unless the model is a gpt_ablation."""
     config, dtype = model.config, str(model.lm_head.weight.dtype)
     kind = family(config)
-    d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot)
+    d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot,
+             pad_token_id=None)         # without it, SmolLM3's would be 128,004
     if kind == 'gpt_ablation':
         return dict(d, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
@@ -781,15 +793,23 @@ def import_config(folder):
         except TypeError as e:          # another version of GPTConfig wrote it
             raise UserError(f'{folder}/config.json has other fields than GPTConfig ({e}); use another folder')
     if kind not in FAMILIES:
-        raise UserError(f'the architecture {kind!r} is not supported; use a Llama, Qwen3 or GPT-2')
+        raise UserError(f'the architecture {kind!r} is not supported; use a model of one of {", ".join(FAMILIES)}')
     _, keys, values, fixed = FAMILIES[kind]
-    d = d | (d.get('rope_parameters') or d.get('rope_scaling') or {})
+    rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
+    d = d | dict(rope_type=rope.get('type')) | rope         # older files say `type`
     rope = LLAMA3 if d.get('rope_type') == 'llama3' else dict(rope_type='default', factor=1)
     for name, value in (fixed | rope).items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}; use another model')
+    if 'mlp_bias' in keys and bool(d.get('attention_bias')) != bool(d.get('mlp_bias')):
+        raise UserError('attention_bias and mlp_bias that differ are not supported; use another model')
     found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
-    return GPTConfig(**(values | found))
+    config = GPTConfig(**(values | found))
+    regular = [int(has_rope(config, i)) for i in range(config.n_layer)]
+    if (d.get('no_rope_layers') or regular)[:config.n_layer] != regular:
+        raise UserError('no_rope_layers other than every no_rope_layer_interval-th are not supported; use another '
+                        'model')
+    return config
 
 # the files of a model besides its weights: its tokenizer, the ids that end a text, its chat template
 KEPT = 'tokenizer*', 'vocab.json', 'merges.txt', '*_tokens*.json', 'generation_config.json', 'chat_template*'

@@ -709,6 +709,8 @@ SETTINGS = {
     'llama': dict(qk_norm=False, rope_theta=500.0, tie_weights=True),
     'llama mqa': dict(qk_norm=False, n_kv_head=1, bias=True),
     'llama scaled': dict(qk_norm=False, rope_theta=1e6, rope_factor=8.0),
+    'qwen2': dict(qk_norm=False, qkv_bias=True, n_kv_head=2),
+    'smollm3': dict(qk_norm=False, nope_every=2, tie_weights=True),
     'gpt2': {**GPT2, **SMALL},
     'no norm': dict(norm='none'),
     'post-norm': dict(norm_position='post'),
@@ -721,8 +723,7 @@ SETTINGS = {
 }
 every_setting = parametrize('name', SETTINGS)
 # those that transformers and llama.cpp know
-every_exported = parametrize('name', [
-    'llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2'])
+EXPORTED = ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen2', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2']
 needs_compiler = pytest.mark.skipif(not choose_compile('auto', 'cpu', math.inf), reason='can not compile')
 close = torch.testing.assert_close
 
@@ -1037,11 +1038,14 @@ def same_logits(ours, theirs):
     idx = random_ids(2, ours.config.block_size)
     close(ours(idx), theirs(idx).logits)
 
-@every_exported
+@parametrize('name', [*EXPORTED, 'smollm3'])
 def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     from transformers import AutoModelForCausalLM
+    pytest.importorskip(f'transformers.models.{name.split()[0]}')       # SmolLM3 is newer than the oldest version
     model = small_gpt(name)
-    same_logits(model, AutoModelForCausalLM.from_pretrained(save(model)))
+    theirs = AutoModelForCausalLM.from_pretrained(save(model))
+    same_logits(model, theirs)
+    assert theirs.config.model_type == name.split()[0]
 
 @parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
@@ -1072,23 +1076,38 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     assert theirs.eos_token_id == 256
     assert read_json(folder / 'config.json')['eos_token_id'] == 256
 
-def save_theirs(kind, vocab_size=60):
+def save_theirs(kind, vocab_size=60, **more):
     """A folder that transformers saved, of a small model with noise in all weights. -> the model"""
     import transformers
+    pytest.importorskip(f'transformers.models.{kind.lower()}')
     # GPT-2 takes the first four of them, under these names, too
     config = getattr(transformers, f'{kind}Config')(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32, intermediate_size=48,
-        num_key_value_heads=2, head_dim=12, rope_theta=500.0, vocab_size=vocab_size)
+        num_key_value_heads=2, head_dim=12, rope_theta=500.0, vocab_size=vocab_size, pad_token_id=0, **more)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for p in model.parameters():
         p.data = (p + 0.1 * torch.randn_like(p)).bfloat16().float()
     model.save_pretrained('theirs')
     return model.eval()
 
-@parametrize('kind', ['Llama', 'Qwen3', 'GPT2'])
-def test_a_folder_that_transformers_saved_loads_with_the_same_logits(kind):
-    theirs = save_theirs(kind)
-    same_logits(load_model('theirs'), theirs)
+# models of others, and their settings in transformers
+THEIRS = {
+    'Llama': {},
+    'Qwen2': {},
+    'Qwen3': {},
+    'Mistral': dict(sliding_window=None),
+    'SmolLM3': dict(no_rope_layer_interval=2),
+    'GPT2': {},
+}
+
+@parametrize('kind', THEIRS)
+def test_a_folder_that_transformers_saved_loads_with_the_same_logits_and_text(kind):
+    theirs = save_theirs(kind, **THEIRS[kind])
+    ours = load_model('theirs')
+    same_logits(ours, theirs)
+    [text] = theirs.generate(torch.tensor([[7, 8, 9]]), max_new_tokens=20, do_sample=False, eos_token_id=99).tolist()
+    assert draws(ours, [[7, 8, 9]], 20, temperature=0) == [text[3:]]
+    same_logits(load_model(save(ours)), theirs)
     copy.deepcopy(theirs).bfloat16().save_pretrained('small', max_shard_size='20KB')
     assert len([*Path('small').glob('model-*')]) > 1
     same_logits(load_model('small'), theirs)
@@ -1172,7 +1191,7 @@ def weights_of_gguf(reader, kind, c):
 def small_bpe():
     return some_tokenizer('gpt2', 'it was a cat, it was a hat, and that was that. ' * 9)
 
-@every_exported
+@parametrize('name', EXPORTED)
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     import gguf
     model = small_gpt(name, vocab_size=1100)
@@ -1221,11 +1240,30 @@ def test_what_gguf_has_no_form_for_is_refused(small_bpe):
             write_gguf('m.gguf', model, tok, [], 'float32')
     assert not Path('m.gguf').exists()
 
+# a model of others, a setting that is not supported, and what the one line names
+UNLIKE = [
+    ('Llama', dict(attention_bias=True), 'attention_bias and mlp_bias'),
+    ('Llama', dict(mlp_bias=True), 'attention_bias and mlp_bias'),
+    ('SmolLM3', dict(mlp_bias=True), 'attention_bias and mlp_bias'),
+    ('SmolLM3', dict(no_rope_layers=[0, 1]), 'no_rope_layers'),
+    ('SmolLM3', dict(no_rope_layers=[1, 0]), 'no_rope_layers'),       # every second layer, but the interval is 4
+    ('SmolLM3', dict(use_sliding_window=True, sliding_window=8), 'use_sliding_window = True'),
+    ('Qwen2', dict(use_sliding_window=True, sliding_window=8), 'use_sliding_window = True'),
+    ('Mistral', dict(sliding_window=8), 'sliding_window = 8'),
+]
+
+@parametrize('kind, setting, says', UNLIKE)
+def test_a_model_that_computes_something_else_is_refused_by_name(kind, setting, says):
+    save_theirs(kind, **setting)
+    with user_error(f'^{says}.* not supported'):
+        load_model('theirs')
+
 # a file of a Llama | what is in it | what it is made
 MISFITS = '''
 config.json | "llama" | "mamba"
 config.json | "silu" | "gelu"
 config.json | "rope_theta" | "rope_scaling": {"type": "linear", "factor": 2}, "rope_theta"
+config.json | "rope_theta" | "rope_scaling": {"type": "longrope", "long_factor": [1]}, "rope_theta"
 config.json | layers": 2 | layers": 3
 config.json | sliding_window": false | sliding_window": true
 config.json | heads": 4 | heads": 0
