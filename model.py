@@ -21,6 +21,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -671,7 +672,8 @@ def peak_flops(device):
     return 0
 
 # -----------------------------------------------------------------------------
-# Hugging Face's files: a Llama's weights have the same names as ours, Qwen3 is a Llama with qk_norm, GPT-2 has its own
+# Hugging Face's files. A Llama's weights have the same names as ours, and so have those of its kin: Qwen2 has qkv_bias,
+# Qwen3 qk_norm, SmolLM3 nope_every. GPT-2's have names of their own
 
 GPT2_NAMES = {
     'model.embed_tokens': 'transformer.wte',
@@ -851,7 +853,7 @@ NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
 
 def load_model(folder, **overrides):
     """
-    Returns the GPT in a checkpoint, or in a Hugging Face folder of a Llama, Qwen3 or GPT-2. overrides: the fields of
+    Returns the GPT in a checkpoint, or in a Hugging Face folder of a model of one of FAMILIES. overrides: the fields of
     GPTConfig that a checkpoint does not decide (dropout, attention). Raises UserError.
     """
     folder = Path(folder)
@@ -875,8 +877,8 @@ def load_model(folder, **overrides):
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
     except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
-        raise UserError(f'{folder}: config.json and model*.safetensors do not match, or are not a Llama, Qwen3 or '
-                        f'GPT-2 ({str(e)[:300]}); use another folder')
+        raise UserError(f'{folder}: config.json and model*.safetensors do not match, or are not a model of one of '
+                        f'{", ".join(FAMILIES)} ({str(e)[:300]}); use another folder')
     return model
 
 # -----------------------------------------------------------------------------
@@ -957,17 +959,23 @@ def newest_whole(run, say=print):
 # -----------------------------------------------------------------------------
 # GGUF, the format of llama.cpp and Ollama
 
-def write_gguf(path, model, tok, ends, dtype):
+def write_gguf(path, model, tok, ends, dtype, folder):
     """
-    Writes a Llama, Qwen3 or GPT-2 and its BPE tokenizer to a GGUF file for llama.cpp and Ollama, with matrices in dtype
-    and the rest in float32. The first of `ends`, if any, is the id that ends a text. Raises UserError for other models
-    and tokenizers.
+    Writes a model of one of FAMILIES, from `folder`, and its BPE tokenizer to a GGUF file for llama.cpp and Ollama, with
+    matrices in dtype and the rest in float32. The first of `ends`, if any, is the id that ends a text. Raises UserError
+    for other models and tokenizers.
     """
     import gguf
     c, kind = model.config, family(model.config)
-    if kind not in FAMILIES or not getattr(tok, 'merges', None):
-        raise UserError('only a Llama, Qwen3 or GPT-2 with a BPE tokenizer made here can be written to GGUF; for '
-                        "others, run llama.cpp's convert_hf_to_gguf.py")
+    foreign = hasattr(tok, 'theirs')
+    # llama.cpp knows SmolLM3 with nope_every = 4 only
+    if kind not in FAMILIES or c.nope_every not in (0, 4) or not (foreign or getattr(tok, 'merges', None)):
+        raise UserError('only a Llama, Qwen2, Qwen3, SmolLM3 or GPT-2 with a BPE tokenizer can be written to GGUF; use '
+                        'another model')
+    if foreign:         # llama.cpp has code of its own for each of them
+        raise UserError(f'the tokenizer of {folder} was not made here; run: git clone --depth 1 '
+                        f'https://github.com/ggml-org/llama.cpp && pip install transformers sentencepiece && python '
+                        f'llama.cpp/convert_hf_to_gguf.py {shlex.quote(str(folder))} --outfile {shlex.quote(path)}')
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
@@ -982,16 +990,19 @@ def write_gguf(path, model, tok, ends, dtype):
         part = name.split('.')[-2]
         if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
             x = x.t()
-        if kind == 'llama' and part in heads:       # the two rows that rope rotates stand side by side
+        if kind in ('llama', 'smollm3') and part in heads:       # the two rows that rope rotates stand side by side
             x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
         x = gguf.quants.quantize(x.numpy(), stored_as)
         w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    os.replace(unfinished, path)
+    try:
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+        os.replace(unfinished, path)
+    finally:
+        Path(unfinished).unlink(missing_ok=True)        # after a full disk, say
 
 # GGUF's names for the fields of GPTConfig. llama.cpp ignores those that this kind of model does not use.
 GGUF_KEYS = dict(

@@ -224,7 +224,7 @@ def main():
     ends = find_ends(folder, tok)
     if gguf:
         dtype = config['dtype'].replace('auto', 'float16')
-        write_gguf(gguf, model, tok, ends, dtype)
+        write_gguf(gguf, model, tok, ends, dtype, folder)
         say(f'wrote {gguf}: {model.num_params():,} parameters, {dtype}')
         return
     prompt = start

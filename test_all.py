@@ -31,6 +31,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import fsspec
 import huggingface_hub
@@ -723,7 +724,8 @@ SETTINGS = {
 }
 every_setting = parametrize('name', SETTINGS)
 # those that transformers and llama.cpp know
-EXPORTED = ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen2', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2']
+EXPORTED = ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen2', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'smollm3',
+            'gpt2']
 needs_compiler = pytest.mark.skipif(not choose_compile('auto', 'cpu', math.inf), reason='can not compile')
 close = torch.testing.assert_close
 
@@ -1038,7 +1040,7 @@ def same_logits(ours, theirs):
     idx = random_ids(2, ours.config.block_size)
     close(ours(idx), theirs(idx).logits)
 
-@parametrize('name', [*EXPORTED, 'smollm3'])
+@parametrize('name', EXPORTED)
 def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     from transformers import AutoModelForCausalLM
     pytest.importorskip(f'transformers.models.{name.split()[0]}')       # SmolLM3 is newer than the oldest version
@@ -1168,7 +1170,7 @@ rope.freq_base | rope_theta
 def weights_of_gguf(reader, kind, c):
     """The state_dict in a GGUF file, without a tied head."""
     weights, ours = {}, dict(rows(WEIGHTS_OF_GGUF))
-    heads = dict(attn_q=c.n_head, attn_k=c.n_kv_head) if kind == 'llama' else {}
+    heads = dict(attn_q=c.n_head, attn_k=c.n_kv_head) if kind in ('llama', 'smollm3') else {}
     for tensor in reader.tensors:
         x = torch.tensor(tensor.data)
         if tensor.name == 'rope_freqs.weight':
@@ -1194,8 +1196,8 @@ def small_bpe():
 @parametrize('name', EXPORTED)
 def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
     import gguf
-    model = small_gpt(name, vocab_size=1100)
-    write_gguf('m.gguf', model, small_bpe, [small_bpe.eot], 'float32')
+    model = small_gpt(name, vocab_size=1100, nope_every=4 if name == 'smollm3' else 0)
+    write_gguf('m.gguf', model, small_bpe, [small_bpe.eot], 'float32', 'x')
     reader = gguf.GGUFReader('m.gguf')
     fields = {key: field.contents() for key, field in reader.fields.items()}
 
@@ -1233,12 +1235,25 @@ def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, s
     assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
 
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
-    good, ablation = small_gpt(vocab_size=300), small_gpt('no norm', vocab_size=300)
-    pairs = (ablation, small_bpe), (good, byte_tokenizer()), (good, CharTokenizer(['a']))
+    good, ablation, every_other = [small_gpt(name, vocab_size=300) for name in ('qwen3', 'no norm', 'smollm3')]
+    pairs = (ablation, small_bpe), (every_other, small_bpe), (good, byte_tokenizer()), (good, CharTokenizer(['a']))
     for model, tok in pairs:
         with user_error('only a Llama'):
-            write_gguf('m.gguf', model, tok, [], 'float32')
+            write_gguf('m.gguf', model, tok, [], 'float32', 'x')
+    save_smollm()
+    with user_error(r"python llama.cpp/convert_hf_to_gguf.py 'a b' --outfile m.gguf$"):
+        write_gguf('m.gguf', good, load_tokenizer('t.json'), [], 'float32', 'a b')
     assert not Path('m.gguf').exists()
+
+def test_a_gguf_file_that_cannot_be_written_leaves_nothing(small_bpe, monkeypatch):
+    model = small_gpt(vocab_size=300)
+    os.mkdir('folder')
+    with pytest.raises(OSError):
+        write_gguf('folder', model, small_bpe, [], 'float32', 'x')
+    monkeypatch.setattr('gguf.GGUFWriter.write_tensors_to_file', Mock(side_effect=OSError(28, 'the disk is full')))
+    with pytest.raises(OSError):
+        write_gguf('m.gguf', model, small_bpe, [], 'float32', 'x')
+    assert not [*Path().rglob('*.gguf*'), *Path().rglob('*.partial')]
 
 # a model of others, a setting that is not supported, and what the one line names
 UNLIKE = [
