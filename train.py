@@ -54,7 +54,8 @@ vocab_size = 4096       # of bpe and word
 # the run
 out_dir = ''            # where to write; '': out/<dataset>, or out/<dataset>-2, -3, ... if that is taken
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
-                        # a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or one on the hub: gpt2, owner/model
+                        # a run, a checkpoint, a Llama, Qwen, Mistral, SmolLM or GPT-2 in a folder, or one on the hub:
+                        # gpt2, owner/model
                         # (auto:gpt2: resume if out_dir holds a checkpoint, else start from gpt2)
 max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The

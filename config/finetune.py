@@ -1,6 +1,7 @@
 # Trains GPT-2's released weights (downloaded once) further, on Shakespeare or --dataset=<your text>: 32 sequences x 256
 # = 8,192 tokens a step, 100 steps. Architecture and tokenizer are those of init_from, which can also be a checkpoint of
-# yours, or a Llama, Qwen3 or GPT-2 in the format of Hugging Face, in a folder or on the hub (owner/model):
+# yours, or a Llama, Qwen, Mistral, SmolLM or GPT-2 in the format of Hugging Face, in a folder or on the hub
+# (owner/model):
 #   python train.py config/finetune.py --init_from=out/python/step_00001000 --dataset=my_code/
 #   python train.py config/finetune.py --init_from=auto:gpt2        # goes on if it was killed
 # The result has not been measured here.
