@@ -886,11 +886,19 @@ def load_model(folder, **overrides):
 
 MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 
-def keep_from(folder):
-    """Returns what a model keeps when it is trained further: {file: bytes}, {id in config.json: value}."""
+def keep_from(folder, ends):
+    """
+    Returns what a model keeps when it is trained further: {file: bytes}, {id in config.json: value}. `ends`, the ids that
+    end a text from then on, are put in.
+    """
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     config = read_json(folder / 'config.json')
-    return files, {name: id for name, id in config.items() if name.endswith('_token_id')}
+    ids = {name: id for name, id in config.items() if name.endswith('_token_id')}
+    ids['eos_token_id'] = ends[0] if len(ends) == 1 else ends
+    settings = folder / 'generation_config.json'
+    if settings.exists():
+        files[settings.name] = json.dumps(read_json(settings) | dict(eos_token_id=ends), indent=2).encode()
+    return files, ids
 
 def write_json(path, content):
     write(path, json.dumps(content, indent=1))

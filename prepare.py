@@ -294,7 +294,8 @@ def make_tokenizer(kind, vocab_size, batches):
     if kind not in TOKENIZERS:
         tok = load_tokenizer(kind)
         if tok.eot is None:
-            raise UserError(f'{kind} has no token that ends a document; add {END_OF_TEXT} to the file')
+            raise UserError(f"no token of {kind} is known to end a document; put the model's config.json, with its "
+                            f'eos_token_id, next to it')
         return tok
 
     if kind == 'char':          # learns from both splits, the others only from train

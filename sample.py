@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from configurator import UserError, configure, launch, read_json
+from configurator import UserError, configure, launch
 from model import (KVCache, Linear, can_pack, choose_compile, choose_device, choose_dtype, find_folder, load_model,
                    set_up, upcast, write_gguf)
-from tokenizer import load_tokenizer
+from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 out_dir = ''            # a run, a checkpoint, a Hugging Face folder, owner/model of the hub; '': the newest run in out/
@@ -183,13 +183,6 @@ def find_checkpoint(path):
         path = max(saved, key=os.path.getmtime).parent
     return find_folder(path, say)
 
-def find_ends(folder, tok):
-    """Returns the ids that end a text: those of config.json (one or a list), or the tokenizer's, or none."""
-    ends = read_json(folder / 'config.json').get('eos_token_id', tok.eot)
-    if isinstance(ends, list):
-        return ends
-    return [] if ends is None else [ends]
-
 def say(text):          # to standard error: standard output is the text alone
     print(text, file=sys.stderr)
 
@@ -221,7 +214,7 @@ def main():
     dtype = choose_dtype(config['dtype'], device, num_samples, compiled)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
-    ends = find_ends(folder, tok)
+    ends = find_ends(folder, tok.eot)
     if gguf:
         dtype = config['dtype'].replace('auto', 'float16')
         write_gguf(gguf, model, tok, ends, dtype, folder)

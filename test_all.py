@@ -63,7 +63,8 @@ from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, 
 from prepare import Shards, find_or_prepare
 from sample import generate
 from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
-                       add_counts, byte_tokenizer, load_tokenizer, merge_words, plain_encode, plain_train, train_bpe)
+                       add_counts, byte_tokenizer, find_ends, load_tokenizer, merge_words, plain_encode, plain_train,
+                       train_bpe)
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # the reference everywhere is the CPU
 torch.backends.mps.is_available = cache(lambda: False)       # a lambda lacks the __wrapped__ that torch 2.14 reads
@@ -643,6 +644,40 @@ def test_the_tokenizers_of_known_models_open_with_their_ids(make, end, opening):
     assert (tok.eot, tok.opening) == (theirs.token_to_id(end), [*map(theirs.token_to_id, opening)])
     tok.save('again.json')
     same_as_theirs(load_tokenizer('again.json'), theirs)
+
+# the tokenizer's end of a document | config.json | generation_config.json | the ends of a text, in order
+ENDS = '''
+null | {} | {} | []
+5 | {} | {} | [5]
+5 | {"eos_token_id": 7} | {} | [5, 7]
+5 | {"eos_token_id": 5} | {"eos_token_id": [5, 9]} | [5, 9]
+5 | {"eos_token_id": [7, 8]} | {"eos_token_id": 9} | [5, 7, 8, 9]
+null | {"eos_token_id": null} | {"eos_token_id": [9, 8]} | [9, 8]
+'''
+
+@parametrize('eot, config, generation, ends', rows(ENDS))
+def test_the_ends_of_a_text_are_those_of_the_tokenizer_and_of_both_files(eot, config, generation, ends):
+    assert find_ends(Path(), 3) == [3]          # without these files
+    write('config.json', config)
+    write('generation_config.json', generation)
+    assert find_ends(Path(), json.loads(eot)) == json.loads(ends)
+
+def test_a_tokenizer_whose_end_is_not_known_takes_that_of_the_model_beside_it():
+    save_smollm()
+    change('t.json', f'"content": "{END_OF_TEXT}"', '"content": "<|done|>"')
+    os.mkdir('model')
+    os.rename('t.json', 'model/tokenizer.json')
+    assert load_tokenizer('model/tokenizer.json').eot is None
+    with user_error('config.json, with its eos_token_id, next to it'):
+        prepare.make_tokenizer('model/tokenizer.json', 0, [])
+    end = load_tokenizer('model/tokenizer.json').special_ids['<|done|>']
+    write('model/config.json', json.dumps(dict(eos_token_id=[end, 7])))
+    folder = run_main(prepare, dataset='corpus.txt', tokenizer='model/tokenizer.json')
+    assert read_json(folder / 'meta.json')['eot'] == end
+    data = Path(folder, 'val_000.bin')
+    assert (np.fromfile(data, np.uint16) == end).sum() == read_json(folder / 'meta.json')['val']['documents']
+    with train_knobs(dataset=str(folder)):
+        assert train.open_data(None)[3].tok.eot == end
 
 def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypatch):
     save_smollm()
@@ -1232,7 +1267,7 @@ def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, s
     run_main(sample, out_dir=str(folder), gguf='new/m.gguf', dtype=dtype)
     reader = gguf.GGUFReader('new/m.gguf')
     assert {len(tensor.shape): tensor.tensor_type for tensor in reader.tensors} == {1: 0, 2: number}
-    assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7     # as config.json says
+    assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == small_bpe.eot
 
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
     good, ablation, every_other = [small_gpt(name, vocab_size=300) for name in ('qwen3', 'no norm', 'smollm3')]
@@ -2388,18 +2423,21 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
     assert read_json(longer.last / 'config.json')['max_position_embeddings'] == 32
 
 def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_there(printed):
-    from transformers import AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     write_corpus('new.txt', 22)
     put_on_hub('theirs')
     base = Path('hub/theirs')
     write(base / 'chat_template.jinja', '{{ messages }}')
-    ids = dict(bos_token_id=1, eos_token_id=[2, 7], pad_token_id=0)
+    ids = dict(bos_token_id=1, eos_token_id=7, pad_token_id=0)        # 7 ends a turn, as in a model for chats
     write(base / 'config.json', json.dumps(read_json(base / 'config.json') | ids))
+    write(base / 'generation_config.json', json.dumps(dict(eos_token_id=[7, 9], top_k=5)))
     knobs = '--dataset=new.txt --init_from=hub/theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
     last = train_here('b', knobs).last
-    for name in 'chat_template.jinja', 'generation_config.json':
-        assert (last / name).read_bytes() == (base / name).read_bytes()
-    assert ids.items() <= read_json(last / 'config.json').items()
+    assert (last / 'chat_template.jinja').read_bytes() == (base / 'chat_template.jinja').read_bytes()
+    ends = dict(eos_token_id=[2, 7, 9])         # 2 ends the documents of the training
+    assert (ids | ends).items() <= read_json(last / 'config.json').items()
+    assert read_json(last / 'generation_config.json') == ends | dict(top_k=5)
+    assert AutoModelForCausalLM.from_pretrained(last).generation_config.eos_token_id == [2, 7, 9]
     shard, = Path('data').glob('new-*/train_000.bin')
     shard = np.fromfile(shard, np.uint16)
     assert shard[0] == 1 and {*shard[1:][shard[:-1] == 2]} == {1}       # each document begins with <s>
@@ -2409,8 +2447,8 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     assert (theirs.eos_token, theirs('def').input_ids) == ('</s>', ids)
     printed()
     run_main(sample, out_dir='b', start='def', num_samples=1, max_new_tokens=9, temperature=0.0, dtype='float32')
-    steps = generate(load_model(last).eval(), [ids], 9, [2], tok.vocab_size, temperature=0.0)
-    assert printed() == f'def{sample.texts_of(steps, tok, [2])[0]}\n'
+    steps = generate(load_model(last).eval(), [ids], 9, [2, 7, 9], tok.vocab_size, temperature=0.0)
+    assert printed() == f'def{sample.texts_of(steps, tok, [2, 7, 9])[0]}\n'
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     straight = train_here('a', '--max_iters=8 --dropout=0.1 --micro_batch_size=2')

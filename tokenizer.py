@@ -24,6 +24,7 @@ from collections import Counter, defaultdict, deque
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from itertools import accumulate, chain, islice, product
+from pathlib import Path
 
 import numpy as np
 import regex
@@ -1013,15 +1014,35 @@ def write_json(tok, path):
     with open(path, 'w', encoding='utf-8', newline='\n') as f:
         json.dump(data, f, ensure_ascii=False, indent=1)
 
+ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
+
+def find_ends(folder, eot=None):
+    """
+    Returns the ids that end a text of the model in a folder: eot, with which its documents end, then those in
+    config.json and generation_config.json, which may also end a turn of a chat.
+    """
+    ends = [eot]
+    for path in folder / 'config.json', folder / 'generation_config.json':
+        if path.exists():
+            found = read_json(path).get('eos_token_id')
+            ends += found if isinstance(found, list) else [found]
+    return [id for id in dict.fromkeys(ends) if id is not None]
+
 def load_tokenizer(path):
-    """Opens a tokenizer.json of ours, or one of Hugging Face that loses no text, with its ids. Raises UserError."""
+    """
+    Opens a tokenizer.json of ours or of Hugging Face, with its ids. If none of its tokens is one of ENDS, its eot is the
+    first end in the config.json beside it. Raises UserError.
+    """
     data = read_json(path)
     try:
-        return read_tokenizer(data) or ForeignTokenizer(path)
+        tok = read_tokenizer(data) or ForeignTokenizer(path)
     except Exception as e:      # tokenizers has no class of errors of its own
         raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); those that '
                         f'prepare.py makes work, as does byte-level BPE with the pattern of GPT-2 or GPT-4, and, after '
                         f'`pip install tokenizers`, most others of language models')
+    known = [tok.special_ids[token] for token in ENDS if token in tok.special_ids]
+    tok.eot = next(iter(known + find_ends(Path(path).parent)), None)
+    return tok
 
 # the settings that are known here or change no id
 KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
@@ -1074,7 +1095,6 @@ def find_pattern(pre_tokenizer):
         if pre_tokenizer == cut_like(name):
             return name
 
-ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
 PROBE = "It's 12  cafés,\n\tin 北京 😀"
 
 class ForeignTokenizer(BaseTokenizer):
@@ -1094,7 +1114,6 @@ class ForeignTokenizer(BaseTokenizer):
             vocab[id] = token.encode() if token in special else spelled(token)
         self.set_vocab(vocab, special)
         self.special = None             # theirs finds the special tokens
-        self.eot = next((special[token] for token in ENDS if token in special), None)
         self.opening = self.theirs.encode('').ids
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
             raise ValueError('a text does not come back from its ids')

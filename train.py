@@ -44,7 +44,7 @@ from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints
                    remove_checkpoint, replace_card, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
-from tokenizer import load_tokenizer
+from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 # data
@@ -454,6 +454,7 @@ class Run:
     train_data: Shards
     val_data: Shards
     tok_path: Path          # tokenizer.json, which may be missing
+    ends: list              # the ids that end a text: see find_ends
     kept: tuple             # of the folder the run began from: see keep_from
     model: GPT
     fast: object            # the model, compiled if that pays
@@ -489,10 +490,9 @@ def show_texts(run, n, length):
     if length == 0 or not tok:
         return
     start = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    ends = [] if tok.eot is None else [tok.eot]
-    prompts = [prompt_ids(tok, start, ends)] * n
-    steps = generate(run.model, prompts, length, ends, tok.vocab_size, seed, temperature=0.8)
-    for text in texts_of(steps, tok, ends):
+    prompts = [prompt_ids(tok, start, run.ends)] * n
+    steps = generate(run.model, prompts, length, run.ends, tok.vocab_size, seed, temperature=0.8)
+    for text in texts_of(steps, tok, run.ends):
         say(f'{"-" * 40}\n{start}{text}')
 
 def save(run, last):
@@ -816,6 +816,8 @@ def open_data(source):
     meta = check_data(folder, read_meta(folder))
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
+    if tok:
+        tok.eot = meta['eot']       # for a model's own tokenizer it may come from its config.json
     train_data, val_data = Shards(folder, 'train', meta, tok), Shards(folder, 'val', meta, tok)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
@@ -966,9 +968,10 @@ def start(out, device, source, resumed, state):
         f'{WORLD_SIZE} x {batch_size // WORLD_SIZE // micro} x {micro})')
 
     state.update(data=data, compile=compiled)
-    kept = keep_from(origin) if origin else ()
-    run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', kept, model, fast, opt, scaler, device,
-              T, micro, eval_batch)
+    ends = find_ends(origin or folder, meta['eot'])
+    kept = keep_from(origin, ends) if origin else ()
+    run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', ends, kept, model, fast, opt, scaler,
+              device, T, micro, eval_batch)
     if RANK == 0:
         start_files(out, state, knobs)
         if wandb_log:
