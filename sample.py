@@ -118,9 +118,12 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 def prompt_ids(tok, prompt, ends):
     """
     The ids that a text begins with: those that open each text for this tokenizer (Llama's <s>; none in ours), which are
-    never shown, then those of the user's prompt. If there are none, the first of `ends`: a new text begins after it.
+    never shown, then those of the user's prompt, which may begin with them, as chat templates do. If there are none, the
+    first of `ends`: a new text begins after it.
     """
-    ids = tok.opening + tok.encode(prompt)
+    ids = tok.encode(prompt)
+    if ids[:len(tok.opening)] != tok.opening:
+        ids = tok.opening + ids
     return ids or ends[:1] or [0]
 
 def texts_of(steps, tok, ends):
