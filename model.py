@@ -1039,7 +1039,7 @@ def add_tokens(w, tok, ends, size, types):
     w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for our PATTERNS
     w.add_token_list(tokens)
     w.add_token_types(kinds)
-    w.add_token_merges([' '.join(pair) for pair in bpe['merges']])
+    w.add_token_merges(bpe['merges'])
     w.add_add_bos_token(False)
     if ends:
         w.add_bos_token_id(ends[0])

@@ -43,7 +43,8 @@ from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, W
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
 val_dataset = ''            # the path of the text for validation; '': some of dataset
-tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
+tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Its special tokens are
+                            # text like any other in documents, and ids in the prompt of sample.py
 vocab_size = 4096           # of bpe (257 or more) and word, special tokens included
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
 val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, or 0.1

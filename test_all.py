@@ -553,6 +553,9 @@ def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
 # which tokenizer | what is in its file | what it is made | what is said of that
 OTHERS = r'''
 gpt2 | "truncation": null | "truncation": {"max_length": 99, "strategy": "LongestFirst", "stride": 0}
+gpt2 | "padding": null | "padding": {"strategy": {"Fixed": 9}, "direction": "Left", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+gpt2 | "special": true | "special": false
+gpt2 | "\u0104": 4 | "\u0104\u0104": 4
 gpt2 | "normalizer": null | "normalizer": {"type": "NFC"}
 gpt2 | "add_prefix_space": false | "add_prefix_space": true
 gpt2 | "use_regex": true | "use_regex": false
@@ -569,9 +572,9 @@ gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": { | Error
 gpt2 | "ByteLevel" | "Whitespace" | does not come back
 gpt2 | "model": {"type": "BPE" | "model": null, "decoder": {"type": "BPE" | Error
 gpt2 | "BPE" | "Unigram" | Exception
-gpt2 | "merges": [["h", "e"] | "merges": [["zz", "zz"] | KeyError: b'zzzz'
-gpt2 | "merges": [["h", "e"] | "merges": ["a" | Error
-gpt2 | ["he", "n"] | ["h", "e"] | twice
+gpt2 | "merges": ["h e" | "merges": [["zz", "zz"] | KeyError: b'zzzz'
+gpt2 | "merges": ["h e" | "merges": ["a" | Error
+gpt2 | "he n" | "h e" | twice
 gpt2 | "a": 97 | "a": 5 | KeyError
 gpt2 | "a": 97 | "a": -1 | KeyError
 gpt2 | "a": 97 | "a": 1000000000000 | KeyError
@@ -601,10 +604,16 @@ def test_a_file_that_does_not_fit_together_is_refused(kind, old, new, says):
 def same_as_theirs(tok, theirs):
     """Whether the ids of texts are those of `tokenizers`, and give the texts back but for a first space."""
     theirs.no_truncation()
-    for text in f" the hen's  egg{END_OF_TEXT} then 123", 'é\u0301\n\n 北京 😀', CODE[:5000]:
-        ids = theirs.encode(text, add_special_tokens=False).ids
-        assert tok.encode(text) == tok.encode_ordinary(text) == tok.encode_to_numpy(text).tolist() == ids
-        assert theirs.decode(ids, skip_special_tokens=False).lstrip(' ') == tok.decode(ids).lstrip(' ')
+    theirs.no_padding()
+    for text in f" the hen's  egg{END_OF_TEXT} then</s> 123", 'é\u0301\n\n 北京 😀', CODE[:5000]:
+        for plain in False, True:
+            theirs.encode_special_tokens = plain
+            ids = theirs.encode(text, add_special_tokens=False).ids
+            found = [tok.encode_ordinary(text), tok.encode_bytes(text.encode()).tolist()]
+            if not plain:
+                found = [tok.encode(text), tok.encode_to_numpy(text).tolist()]
+            assert found == [ids, ids]
+            assert theirs.decode(ids, skip_special_tokens=False).lstrip(' ') == tok.decode(ids).lstrip(' ')
 
 @parametrize('kind, old, new', rows(OTHERS))
 def test_a_file_that_asks_for_more_has_the_ids_of_tokenizers(kind, old, new):
@@ -618,6 +627,8 @@ def save_smollm():
     data = read_json('t.json')
     digits = dict(type='Digits', individual_digits=True)
     data['pre_tokenizer'] = dict(type='Sequence', pretokenizers=[digits, data['pre_tokenizer']])
+    data['truncation'] = dict(max_length=9, strategy='LongestFirst', stride=0, direction='Right')
+    data['padding'] = dict(strategy=dict(Fixed=9), direction='Left', pad_id=0, pad_type_id=0, pad_token='a')
     write('t.json', json.dumps(data))
 
 def save_llama2():
@@ -634,7 +645,20 @@ def save_llama2():
     theirs.add_special_tokens(tokens[:3])
     theirs.save('t.json')
 
-@parametrize('make, end, opening', [(save_smollm, END_OF_TEXT, []), (save_llama2, '</s>', ['<s>'])])
+def save_gemma():
+    """A tokenizer.json like Gemma's: no space in front, and runs of ▁, which are spaces, are added tokens."""
+    from tokenizers import AddedToken, Tokenizer, normalizers
+    save_llama2()
+    theirs = Tokenizer.from_file('t.json')
+    theirs.normalizer = normalizers.Replace(' ', '▁')
+    theirs.add_tokens([AddedToken('▁▁', normalized=False)])
+    theirs.save('t.json')
+
+@parametrize('make, end, opening', [
+    (save_smollm, END_OF_TEXT, []),
+    (save_llama2, '</s>', ['<s>']),
+    (save_gemma, '</s>', ['<s>']),
+])
 def test_the_tokenizers_of_known_models_open_with_their_ids(make, end, opening):
     import tokenizers
     make()
@@ -644,6 +668,25 @@ def test_the_tokenizers_of_known_models_open_with_their_ids(make, end, opening):
     assert (tok.eot, tok.opening) == (theirs.token_to_id(end), [*map(theirs.token_to_id, opening)])
     tok.save('again.json')
     same_as_theirs(load_tokenizer('again.json'), theirs)
+
+def test_an_added_word_that_is_not_special_stays_one():
+    import tokenizers
+    some_tokenizer('gpt2').save('t.json')
+    theirs = tokenizers.Tokenizer.from_file('t.json')
+    theirs.add_tokens(['metformin'])
+    theirs.save('t.json')
+    load_tokenizer('t.json').save('again.json')
+    again = tokenizers.Tokenizer.from_file('again.json')
+    text = f'a metformin b{END_OF_TEXT}'
+    assert again.encode(text).ids == theirs.encode(text).ids == load_tokenizer('again.json').encode(text)
+    assert again.decode(again.encode(text).ids) == 'a metformin b'
+
+@parametrize('prompt', ['def', '<s>def', '</s>', ''])
+def test_a_prompt_begins_once_with_what_opens_a_text(prompt):
+    save_llama2()
+    tok = load_tokenizer('t.json')
+    ids = sample.prompt_ids(tok, prompt, [2])
+    assert ids == [1, *tok.encode(prompt.removeprefix('<s>'))]
 
 # the tokenizer's end of a document | config.json | generation_config.json | the ends of a text, in order
 ENDS = '''
@@ -1249,7 +1292,8 @@ def test_a_gguf_file_holds_the_model_and_its_tokenizer(name, small_bpe):
 
     assert fields['tokenizer.ggml.model'] == 'gpt2'
     assert fields['tokenizer.ggml.pre'] == 'gpt-2'
-    assert fields['tokenizer.ggml.merges'] == [' '.join(pair) for pair in small_bpe.as_json()[1]['merges']]
+    assert fields['tokenizer.ggml.merges'][:2] == small_bpe.as_json()[1]['merges'][:2] == ['a t', 'w a']
+    assert len(fields['tokenizer.ggml.merges']) == len(small_bpe.merges)
     tokens, eot = fields['tokenizer.ggml.tokens'], small_bpe.eot
     assert len(set(tokens)) == 1100
     assert tokens[small_bpe.id_of[b' was']] == 'Ġwas'

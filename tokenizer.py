@@ -1002,7 +1002,8 @@ def from_printable(token):
 def bpe_as_json(tok):
     special = set(tok.special_ids.values())
     vocab = {token.decode() if id in special else printable(token): id for id, token in sorted(tok.vocab.items())}
-    model = dict(type='BPE', vocab=vocab, merges=[[printable(a), printable(b)] for a, b in tok.merges])
+    merges = [f'{printable(a)} {printable(b)}' for a, b in tok.merges]      # a space is printed as Ġ
+    model = dict(type='BPE', vocab=vocab, merges=merges)
     return cut_like(tok.pattern_name), model, byte_level(tok.pattern_name == 'gpt2')
 
 def write_json(tok, path):
@@ -1045,7 +1046,7 @@ def load_tokenizer(path):
     return tok
 
 # the settings that are known here or change no id
-KNOWN = """version added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
+KNOWN = """version truncation padding added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
     add_prefix_space trim_offsets use_regex id content normalized special""".split()
 
 def read_tokenizer(data):
@@ -1056,6 +1057,8 @@ def read_tokenizer(data):
     for part in data, model, post_processor, *data['added_tokens']:
         if any(value and key not in KNOWN for key, value in part.items()):
             return None
+    if not all(token['special'] for token in data['added_tokens']):         # others are found in every text
+        return None
     special = {token['content']: token['id'] for token in data['added_tokens']}
 
     tok = None
@@ -1067,9 +1070,9 @@ def read_tokenizer(data):
         return tok
 
 def read_bpe(data, special):
-    """Returns the Tokenizer in a tokenizer.json, None if its pattern is not known."""
+    """Returns the Tokenizer in a tokenizer.json, None if its pattern is not known, or if it lacks a byte."""
     pattern = find_pattern(data['pre_tokenizer'])
-    if not pattern:
+    if not pattern or not TO_BYTE.keys() <= data['model']['vocab'].keys():
         return None
     vocab = special | data['model']['vocab']
     vocab = {id: token.encode() if token in special else from_printable(token) for token, id in vocab.items()}
@@ -1100,26 +1103,38 @@ PROBE = "It's 12  cafés,\n\tin 北京 😀"
 class ForeignTokenizer(BaseTokenizer):
     """
     A tokenizer.json that cuts or spells in other ways (SmolLM's, Qwen's, Llama's), through the package `tokenizers`,
-    whose ids it gives: encode_ordinary finds special tokens, too. Raises that package's errors, and ValueError.
+    whose ids it gives. Its normalizer may change a text (Qwen's composes é). Raises that package's errors, and
+    ValueError if PROBE does not come back.
     """
     def __init__(self, path):
         from tokenizers import Tokenizer as Theirs
         self.theirs = Theirs.from_file(str(path))
         self.theirs.no_truncation()
-        special = {token.content: id for id, token in self.theirs.get_added_tokens_decoder().items()}
+        self.theirs.no_padding()
+        added = {token.content: id for id, token in self.theirs.get_added_tokens_decoder().items()}
         ids = self.theirs.get_vocab()
-        spelled = from_sentencepiece if '▁' in ids else from_printable
         vocab = dict.fromkeys(range(max(ids.values()) + 1), b'')
         for token, id in ids.items():
-            vocab[id] = token.encode() if token in special else spelled(token)
-        self.set_vocab(vocab, special)
-        self.special = None             # theirs finds the special tokens
+            if '▁' in ids:
+                vocab[id] = from_sentencepiece(token)
+            else:
+                vocab[id] = token.encode() if token in added else from_printable(token)
+        self.set_vocab(vocab, [])
+        self.special_ids = added
         self.opening = self.theirs.encode('').ids
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
             raise ValueError('a text does not come back from its ids')
 
-    def encode_ordinary(self, text):
+    def encode(self, text):
+        self.theirs.encode_special_tokens = False
         return self.theirs.encode(text, add_special_tokens=False).ids
+
+    def encode_ordinary(self, text):
+        self.theirs.encode_special_tokens = True        # as any other text
+        return self.theirs.encode(text, add_special_tokens=False).ids
+
+    def encode_to_numpy(self, text):
+        return np.array(self.encode(text), self.dtype)
 
     def save(self, path):
         self.theirs.save(str(path))
