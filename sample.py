@@ -118,8 +118,8 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 def prompt_ids(tok, prompt, ends):
     """
     The ids that a text begins with: those that open each text for this tokenizer (Llama's <s>; none in ours), which are
-    never shown, then those of the user's prompt, which may begin with them, as chat templates do. If there are none, the
-    first of `ends`: a new text begins after it.
+    never shown, then those of the user's prompt, which may already begin with them. If there are none, the first of
+    `ends`: a new text begins after it.
     """
     ids = tok.encode(prompt)
     if ids[:len(tok.opening)] != tok.opening:
@@ -224,12 +224,16 @@ def main():
         say(f'wrote {gguf}: {model.num_params():,} parameters, {dtype}')
         return
     prompt = start
-    if start.startswith('FILE:'):
-        try:
-            prompt = Path(start[5:]).read_text(encoding='utf-8')
-        except (OSError, UnicodeDecodeError) as e:
-            raise UserError(f'cannot read the prompt {start[5:]}: {e}; check the path')
+    try:
+        if start.startswith('FILE:'):
+            prompt = Path(start[5:]).expanduser().read_text(encoding='utf-8-sig')
+        prompt.encode()             # fails if a byte of the command line was not UTF-8
+    except (OSError, UnicodeError) as e:
+        raise UserError(f'cannot read the prompt {start} ({e}); use UTF-8, and the path of a file after FILE:')
     ids = prompt_ids(tok, prompt, ends)
+    if max(ids) >= model.config.vocab_size:
+        raise UserError(f'the prompt has the id {max(ids)}, but the model has only {model.config.vocab_size:,} tokens; '
+                        f'use another --start')
     if len(ids) > model.config.block_size:
         say(f'the prompt has {len(ids)} tokens; the model sees only the last {model.config.block_size} (its context)')
     prepare_model(model, device, dtype, compiled, num_samples)
