@@ -832,6 +832,9 @@ def find_folder(name, say=print):
     elif not folder.is_dir():
         folder = download(name)
     import_config(folder)           # raises before any text is prepared for it
+    if any(folder.glob('pytorch_model*.bin')) and not any(folder.glob('model*.safetensors')):
+        raise UserError(f'{folder} has no model.safetensors; run: python -c "from transformers import '
+                        f"AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\"")
     return folder
 
 def download(name):
@@ -888,8 +891,8 @@ MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 
 def keep_from(folder, ends):
     """
-    Returns what a model keeps when it is trained further: {file: bytes}, {id in config.json: value}. `ends`, the ids that
-    end a text from then on, are put in.
+    Returns what a model keeps when it is trained further: {file: bytes}, {id in config.json: value}, but with `ends` as
+    the ids that end a text.
     """
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
     config = read_json(folder / 'config.json')
@@ -969,9 +972,9 @@ def newest_whole(run, say=print):
 
 def write_gguf(path, model, tok, ends, dtype, folder):
     """
-    Writes a model of one of FAMILIES, from `folder`, and its BPE tokenizer to a GGUF file for llama.cpp and Ollama, with
-    matrices in dtype and the rest in float32. The first of `ends`, if any, is the id that ends a text. Raises UserError
-    for other models and tokenizers.
+    Writes a model of one of FAMILIES and its BPE tokenizer to a GGUF file for llama.cpp and Ollama, with matrices in
+    dtype and the rest in float32. The first of `ends`, if any, is the id that ends a text. Raises UserError for other
+    models and tokenizers. folder: where the model came from.
     """
     import gguf
     c, kind = model.config, family(model.config)

@@ -553,7 +553,7 @@ def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
 # which tokenizer | what is in its file | what it is made | what is said of that
 OTHERS = r'''
 gpt2 | "truncation": null | "truncation": {"max_length": 99, "strategy": "LongestFirst", "stride": 0}
-gpt2 | "padding": null | "padding": {"strategy": {"Fixed": 9}, "direction": "Left", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+gpt2 | ing": null | ing": {"strategy": {"Fixed": 9}, "direction": "Left", "pad_id": 0, "pad_type_id": 0, "pad_token": ""}
 gpt2 | "special": true | "special": false
 gpt2 | "\u0104": 4 | "\u0104\u0104": 4
 gpt2 | "normalizer": null | "normalizer": {"type": "NFC"}
@@ -802,8 +802,8 @@ SETTINGS = {
 }
 every_setting = parametrize('name', SETTINGS)
 # those that transformers and llama.cpp know
-EXPORTED = ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen2', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'smollm3',
-            'gpt2']
+EXPORTED = ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen2', 'qwen3', 'qwen3 gqa', 'qwen3 tied',
+            'smollm3', 'gpt2']
 needs_compiler = pytest.mark.skipif(not choose_compile('auto', 'cpu', math.inf), reason='can not compile')
 close = torch.testing.assert_close
 
@@ -2806,13 +2806,41 @@ def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
     texts = texts_in(done.stdout)
     assert texts == 4 * texts[:1]
 
-def test_a_prompt_may_be_a_file(printed):
+def test_a_prompt_may_be_a_file(printed, monkeypatch):
     write_run('a')
-    write('prompt.txt', 'déjà\nvu')
-    run_main(sample, start='FILE:prompt.txt')
-    assert printed().startswith('déjà\nvu')
-    with user_error('nothing.txt'):
-        run_main(sample, start='FILE:nothing.txt')
+    monkeypatch.setenv('HOME', os.getcwd())
+    monkeypatch.setenv('USERPROFILE', os.getcwd())
+    Path('prompt.txt').write_bytes('\ufeffdéjà\nvu'.encode())        # with a byte order mark, as Windows writes it
+    for path in 'prompt.txt', '~/prompt.txt':
+        run_main(sample, start=f'FILE:{path}')
+        assert printed().startswith('déjà\nvu')
+
+# a prompt that cannot be used, and what the one line names
+PROMPTS = [('FILE:nothing.txt', 'nothing.txt'), ('d\udce9jà', 'surrogates'), ('FILE:latin.txt', 'latin.txt'),
+           ('aé', 'the id 195, .* 120 tokens')]
+
+@parametrize('start, says', PROMPTS)
+def test_a_prompt_that_cannot_be_used_is_one_error(start, says):
+    folder = save(small_gpt(vocab_size=120), 'out/a/step_00000001')
+    Path('latin.txt').write_bytes(b'd\xe9j\xe0')
+    with user_error(says):
+        run_main(sample, out_dir=str(folder), start=start)
+
+def test_a_model_in_another_format_is_one_error_with_the_command_that_converts_it():
+    theirs = save_theirs('Llama')
+    torch.save(theirs.state_dict(), 'theirs/pytorch_model.bin')
+    os.remove('theirs/model.safetensors')
+    with user_error('run: python -c ".*"$') as error:
+        find_folder('theirs')
+    launch('-c', str(error.value).split('"')[1])
+    same_logits(load_model(find_folder('theirs')), theirs)
+
+@parametrize('name', ['tokenizer.model', 'tokenizer.json'])
+def test_a_sentencepiece_model_is_one_error_with_the_command_that_converts_it(name):
+    Path('x').mkdir()
+    Path('x/tokenizer.model').write_bytes(b'\n\x0e\n\x05<unk>\x15\0\0\0\0')
+    with user_error("x/tokenizer.model is a SentencePiece model; .*from_pretrained.'x'"):
+        load_tokenizer(f'x/{name}')
 
 def test_a_model_without_its_tokenizer_is_one_error():
     folder = write_run('a')

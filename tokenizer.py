@@ -1031,9 +1031,15 @@ def find_ends(folder, eot=None):
 
 def load_tokenizer(path):
     """
-    Opens a tokenizer.json of ours or of Hugging Face, with its ids. If none of its tokens is one of ENDS, its eot is the
-    first end in the config.json beside it. Raises UserError.
+    Opens a tokenizer.json of ours or of Hugging Face, with its ids. If none of its tokens is one of ENDS, eot is the
+    first end that the files of the model beside it name. Raises UserError.
     """
+    path = Path(path)
+    theirs = path.with_suffix('.model')
+    if theirs == path or (theirs.exists() and not path.exists()):
+        raise UserError(f'{theirs} is a SentencePiece model; to get a tokenizer.json, run: pip install transformers '
+                        f'sentencepiece protobuf && python -c "from transformers import AutoTokenizer as T; '
+                        f"T.from_pretrained('{path.parent}').save_pretrained('{path.parent}')\"")
     data = read_json(path)
     try:
         tok = read_tokenizer(data) or ForeignTokenizer(path)
@@ -1042,12 +1048,12 @@ def load_tokenizer(path):
                         f'prepare.py makes work, as does byte-level BPE with the pattern of GPT-2 or GPT-4, and, after '
                         f'`pip install tokenizers`, most others of language models')
     known = [tok.special_ids[token] for token in ENDS if token in tok.special_ids]
-    tok.eot = next(iter(known + find_ends(Path(path).parent)), None)
+    tok.eot = next(iter(known + find_ends(path.parent)), None)
     return tok
 
 # the settings that are known here or change no id
-KNOWN = """version truncation padding added_tokens pre_tokenizer decoder model post_processor type vocab merges unk_token fuse_unk
-    add_prefix_space trim_offsets use_regex id content normalized special""".split()
+KNOWN = """version truncation padding added_tokens pre_tokenizer decoder model post_processor type vocab merges
+    unk_token fuse_unk add_prefix_space trim_offsets use_regex id content normalized special""".split()
 
 def read_tokenizer(data):
     """The tokenizer in a tokenizer.json, None if it asks for more than ours do. Raises an error for nonsense."""
