@@ -553,7 +553,7 @@ def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
 # which tokenizer | what is in its file | what it is made | what is said of that
 OTHERS = r'''
 gpt2 | "truncation": null | "truncation": {"max_length": 99, "strategy": "LongestFirst", "stride": 0}
-gpt2 | ing": null | ing": {"strategy": {"Fixed": 9}, "direction": "Left", "pad_id": 0, "pad_type_id": 0, "pad_token": ""}
+gpt2 | ing": null | ing": {"strategy": {"Fixed": 9}, "direction": "Left","pad_id": 0,"pad_type_id": 0, "pad_token": ""}
 gpt2 | "special": true | "special": false
 gpt2 | "\u0104": 4 | "\u0104\u0104": 4
 gpt2 | "normalizer": null | "normalizer": {"type": "NFC"}
