@@ -207,8 +207,8 @@ def rope_angles(positions, hs, theta, factor=1.0):
     return angles.cos(), angles.sin()
 
 def has_rope(config, layer):
-    """Returns whether this layer is rotated, if rope is used at all."""
-    return config.nope_every == 0 or (layer + 1) % config.nope_every > 0
+    """Returns whether queries and keys of this layer are rotated, if the model has rope."""
+    return config.nope_every == 0 or (layer + 1) % config.nope_every != 0
 
 def apply_rope(x, cos, sin):
     """

@@ -1048,7 +1048,7 @@ def load_tokenizer(path):
                         f'prepare.py makes work, as does byte-level BPE with the pattern of GPT-2 or GPT-4, and, after '
                         f'`pip install tokenizers`, most others of language models')
     known = [tok.special_ids[token] for token in ENDS if token in tok.special_ids]
-    tok.eot = next(iter(known + find_ends(path.parent)), None)
+    tok.eot = next(iter(known or find_ends(path.parent)), None)
     return tok
 
 # the settings that are known here or change no id
