@@ -694,6 +694,8 @@ def to_gpt2(tensors):
     for name, x in tensors.items():
         for ours, theirs in GPT2_NAMES.items():
             name = re.sub(ours, theirs, name)
+        if 'lm_head.weight' not in tensors:         # mlx-lm wants no prefix; beside an untied head, transformers does
+            name = name.removeprefix('transformer.')
         x = x.t().contiguous() if '.c_' in name else x      # a bias stays as it is
         out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
@@ -728,17 +730,18 @@ def weights_on_disk(model):
         tensors = to_gpt2(tensors)
     return tensors
 
-# config.json's names for fields of GPTConfig
+# config.json's names for fields of GPTConfig; of several names for one, the last that is there counts
 LLAMA_KEYS = dict(
     vocab_size='vocab_size', tie_word_embeddings='tie_weights', max_position_embeddings='block_size',
     num_hidden_layers='n_layer', num_attention_heads='n_head', num_key_value_heads='n_kv_head',
     hidden_size='n_embd', head_dim='head_dim', intermediate_size='d_ff', rope_theta='rope_theta', factor='rope_factor',
     rms_norm_eps='norm_eps',
 )
+QWEN_KEYS = dict(max_window_layers='n_layer', **LLAMA_KEYS)
 BIASED_KEYS = dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias')
 SMOLLM3_KEYS = dict(BIASED_KEYS, no_rope_layer_interval='nope_every')
 GPT2_KEYS = dict(
-    vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_positions='block_size',
+    vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_ctx='block_size', n_positions='block_size',
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
 
@@ -750,8 +753,8 @@ GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale
 # settings that must not differ
 FAMILIES = dict(
     llama=('LlamaForCausalLM', BIASED_KEYS, LLAMA, LLAMA_FIXED),
-    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), LLAMA_FIXED),
-    qwen2=('Qwen2ForCausalLM', LLAMA_KEYS, dict(LLAMA, qkv_bias=True), LLAMA_FIXED),
+    qwen3=('Qwen3ForCausalLM', QWEN_KEYS, dict(LLAMA, qk_norm=True), dict(LLAMA_FIXED, attention_bias=False)),
+    qwen2=('Qwen2ForCausalLM', QWEN_KEYS, dict(LLAMA, qkv_bias=True), LLAMA_FIXED),
     smollm3=('SmolLM3ForCausalLM', SMOLLM3_KEYS, dict(LLAMA, nope_every=4, tie_weights=True), LLAMA_FIXED),
     mistral=('MistralForCausalLM', LLAMA_KEYS, LLAMA, dict(LLAMA_FIXED, sliding_window=None)),     # saved as a Llama
     gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
@@ -909,24 +912,25 @@ def write_json(path, content):
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
-    README.md (card) and the sha256 of every file. Resuming also needs training.json (a dict) and training.safetensors
-    (a dict of tensors). kept, ids: from keep_from. The folder gets its name when all of it is on the disk. Raises
-    OSError or SafetensorError if it cannot be written.
+    README.md (card) and the sha256 of every file. Resuming also needs training.json (a dict) and training.tensors (a
+    dict of tensors in the format of safetensors, under another name because vLLM and others read every *.safetensors).
+    kept, ids: from keep_from. The folder gets its name when all of it is on the disk. Raises OSError or SafetensorError
+    if it cannot be written.
     """
     with whole_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
-        save_file(tensors, unfinished / 'training.safetensors')
+        save_file(tensors, unfinished / 'training.tensors')
         write_json(unfinished / 'config.json', export_config(model, eot) | ids)
         write_json(unfinished / 'training.json', training)
         write(unfinished / 'README.md', card)
-        for path in unfinished.glob('*.safetensors'):
+        for path in unfinished.glob('*tensors'):
             shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only the owner read its files
 
         if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
             end = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}.get(eot)
             write_json(unfinished / 'tokenizer_config.json', dict(
-                tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end,
+                tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end, pad_token=end,
                 model_max_length=model.config.block_size))
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)

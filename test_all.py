@@ -55,9 +55,9 @@ import prepare
 import sample
 import train
 from configurator import Knobs, UserError, read_json
-from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig,
-                   KVCache, Linear, PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
-                   choose_dtype, cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16,
+from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
+                   PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
+                   cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
                    load_file, load_model, newest_whole, peak_flops, remove_checkpoint, replace_card, rope_angles,
                    rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax, write_gguf)
 from prepare import Shards, find_or_prepare
@@ -791,6 +791,7 @@ SETTINGS = {
     'qwen2': dict(qk_norm=False, qkv_bias=True, n_kv_head=2),
     'smollm3': dict(qk_norm=False, nope_every=2, tie_weights=True),
     'gpt2': {**GPT2, **SMALL},
+    'gpt2 untied': {**GPT2, **SMALL, 'tie_weights': False},
     'no norm': dict(norm='none'),
     'post-norm': dict(norm_position='post'),
     'layer norm': dict(norm='layer', mlp='gelu'),
@@ -803,7 +804,7 @@ SETTINGS = {
 every_setting = parametrize('name', SETTINGS)
 # those that transformers and llama.cpp know
 EXPORTED = ['llama', 'llama mqa', 'llama scaled', 'llama padded', 'qwen2', 'qwen3', 'qwen3 gqa', 'qwen3 tied',
-            'smollm3', 'gpt2']
+            'smollm3', 'gpt2', 'gpt2 untied']
 needs_compiler = pytest.mark.skipif(not choose_compile('auto', 'cpu', math.inf), reason='can not compile')
 close = torch.testing.assert_close
 
@@ -1127,6 +1128,26 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
     same_logits(model, theirs)
     assert theirs.config.model_type == name.split()[0]
 
+# what programs look for in config.json, by the setting of a model
+LOOKED_FOR = '''
+qwen3 | max_window_layers | 2
+qwen3 | attention_bias | False
+gpt2 | n_ctx | 16
+'''
+
+@parametrize('name, key, value', rows(LOOKED_FOR))
+def test_a_checkpoint_has_what_other_programs_look_for(name, key, value):
+    folder = save(small_gpt(name))
+    assert str(read_json(folder / 'config.json')[key]) == value
+    # vLLM, SGLang and nano-vllm read every *.safetensors, mlx-lm knows GPT-2's weights without a prefix
+    [weights] = folder.glob('*.safetensors')
+    assert not any(name.startswith('transformer.') for name in load_file(weights))
+
+def test_a_real_qwen3_says_other_things_of_its_layers():
+    save_theirs('Qwen3')
+    change('theirs/config.json', '"max_window_layers": ', '"max_window_layers": 2')
+    assert import_config(Path('theirs')).n_layer == 2
+
 @parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
     _, keys, values, _ = FAMILIES[kind]
@@ -1155,6 +1176,9 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     assert theirs('hé').input_ids == list('hé'.encode())
     assert theirs.eos_token_id == 256
     assert read_json(folder / 'config.json')['eos_token_id'] == 256
+    batch = theirs(['h', 'hé'], padding=True)
+    assert batch.input_ids == [[104, 256, 256], list('hé'.encode())]
+    assert batch.attention_mask == [[1, 0, 0], [1, 1, 1]]
 
 def save_theirs(kind, vocab_size=60, **more):
     """A folder that transformers saved, of a small model with noise in all weights. -> the model"""
@@ -2142,7 +2166,7 @@ class Run:
         self.kept = [int(path.name[5:]) for path in self.checkpoints]
         self.last = self.checkpoints[-1]
         # weights and moments, to the last bit
-        self.bits = [path.read_bytes() for path in self.last.glob('*.safetensors')]
+        self.bits = [path.read_bytes() for path in sorted(self.last.glob('*tensors'))]
 
 def command(line):
     """A script with its arguments, in this process, where a new one would take seconds. -> its exit status"""
@@ -2372,7 +2396,7 @@ def test_a_run_without_an_evaluation_can_end_where_it_was_saved():
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(printed):
     knobs = '--max_iters=9 --eval_interval=3'
     run = train_here('a', knobs)
-    path = run.last / 'training.safetensors'
+    path = run.last / 'training.tensors'
     path.write_bytes(path.read_bytes()[:-1])
     Path('a/.step_00000012.partial').mkdir()
     again = train_here('a', f'{knobs} --init_from=resume')

@@ -531,7 +531,9 @@ def restore(folder, opt, scaler):
     Fills the optimizer and the scaler from a checkpoint. Tensors of your own that it lacks keep their first values.
     Raises UserError if it was trained with another optimizer.
     """
-    state, found = load_state(folder), load_file(folder / 'training.safetensors')
+    state = load_state(folder)
+    [path] = folder.glob('training.*tensors')           # before November 2026, it was training.safetensors
+    found = load_file(path)
     needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
     before = state['knobs']['optimizer']
     if before != optimizer or not needed <= found.keys() <= opt.tensors.keys():
