@@ -21,9 +21,13 @@ import math
 import os
 import re
 import runpy
+import shlex
 import shutil
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
@@ -70,6 +74,9 @@ class Output:
     def flush(self):
         pass
 
+# a disk that is full or read-only, a name that is taken by something else, a folder on a network that is not there
+FULL_OR_CLOSED = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENOLCK ENOTSUP'.split()
+
 def launch(main):
     """Runs a script's main. Mistakes, a missing package, Ctrl-C or a full disk are one line; bugs keep a traceback."""
     try:
@@ -85,7 +92,7 @@ def launch(main):
     except KeyboardInterrupt:
         line, status = '\nstopped', 130
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EFBIG, errno.EACCES, errno.EROFS):
+        if errno.errorcode.get(e.errno) not in FULL_OR_CLOSED:
             raise
         line, status = f'error: {e}: make room, or choose a folder that you may write to, then run this again', 2
     print(line, file=sys.stderr)
@@ -119,6 +126,25 @@ def sync(path):
         os.fsync(handle)
         os.close(handle)
 
+def lock(path, wait=True):
+    """
+    Returns a context in which no other process holds this lock file. If one does, waits, or raises UserError. Where
+    files cannot be locked, as in some network folders, warns and returns a context without a lock.
+    """
+    try:
+        return FileLock(path).acquire(timeout=0)
+    except Timeout:
+        owner = f'another process works in {path.parent}; if none does, remove {path}'
+        if not wait:
+            raise UserError(f'{owner}, else use another --out_dir')
+        print(f'waiting: {owner}', flush=True)
+        return FileLock(path).acquire()
+    except OSError as e:
+        if e.errno not in (errno.ENOLCK, errno.ENOTSUP):
+            raise
+        print(f'{path} cannot be locked ({e}); make sure that no other process works in this folder', flush=True)
+        return nullcontext()
+
 @contextmanager
 def whole_folder(folder):
     """A folder to fill, which gets its name only when all of it is on the disk; after an error it is gone."""
@@ -134,6 +160,20 @@ def whole_folder(folder):
         sync(folder.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+# -----------------------------------------------------------------------------
+# what is printed
+
+def count(n, noun):
+    """count(1, 'file') -> '1 file', count(2000, 'file') -> '2,000 files'"""
+    return f'{n:,} {noun}' + 's' * (n != 1)
+
+def command(script, *arguments):
+    """Returns a command to paste: command('sample.py', '--out_dir=my run') -> "python sample.py '--out_dir=my run'"."""
+    path = Path(__file__).with_name(script)
+    if path.parent == Path.cwd():
+        path = path.name
+    return shlex.join(['python', str(path), *arguments])
 
 # -----------------------------------------------------------------------------
 # knobs
@@ -181,9 +221,12 @@ def configure(script, *others, quiet=False):
         if isinstance(space, dict):         # of a module, not of a class
             homes += [space, space.get('config', {})]
     knobs = Knobs(defaults, homes)
+    for home in homes:
+        if isinstance(home, Knobs):
+            home.source = knobs.source
 
     if script['__name__'] == '__main__':
-        if sys.stdout:      # None if it was closed: >&-
+        if hasattr(sys.stdout, 'reconfigure'):      # not if it was closed (>&-), and not in Jupyter
             sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
         if '--help' in sys.argv or '-h' in sys.argv:
             launch(lambda: print_help(others))
@@ -223,6 +266,10 @@ def fit(value, name, knobs, where):
         return value
     if kind is float and type(value) is int:
         value = float(value)
+    if kind is str is type(value) and not name.endswith(('start', 'separator')):
+        before, tilde, path = value.partition('~/')         # which a shell leaves as it is behind a =
+        if tilde and before in ('', 'auto:'):
+            value = before + os.path.expanduser(tilde) + path
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {name}={default!r}')
     return value
@@ -249,6 +296,13 @@ def run_file(path, knobs):
         if value != knobs[name]:
             changed[name] = value
     return changed
+
+def check_range(knobs, least, limit, *names):
+    """Raises UserError unless each of these options is at least `least` and below limit."""
+    for name in names:
+        if not least <= knobs[name] < limit:
+            below = f' and below {limit}' if limit < math.inf else ''
+            raise UserError(f'{name} = {knobs[name]} is not at least {least}{below}; change --{name}')
 
 def as_file(knobs):
     """The text of a config file that sets these knobs again."""

@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, file_sha256, read_json, whole_folder, write
+from configurator import UserError, count, file_sha256, read_json, whole_folder, write
 
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
@@ -639,7 +639,7 @@ def device_name(device):
     """Returns a name for people to read: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
     if 'cuda' in device:
         return torch.cuda.get_device_name(device)
-    return 'Apple GPU' if device == 'mps' else f'{torch.get_num_threads()} threads'
+    return 'Apple GPU' if device == 'mps' else count(torch.get_num_threads(), 'thread')
 
 def set_up(device):
     """Sets, once, TF32 for float32 matmuls on a GPU, and malloc and the compiler on a CPU. Raises UserError."""

@@ -115,6 +115,7 @@ def run_main(module, *arguments, **knobs):
         return module.main()
     finally:
         module.config.update(before)
+        module.config.source.clear()
         module.config.read([])
 
 @contextmanager
@@ -243,6 +244,8 @@ def test_a_bug_keeps_its_traceback():
 @parametrize('error, status, says', [
     (OSError(28, 'No space left on device'), 2, 'make room'),
     (PermissionError(13, 'Permission denied'), 2, 'folder that you may write to'),
+    (FileExistsError(17, 'File exists', 'out'), 2, 'File exists'),       # a link that leads nowhere
+    (OSError(122, 'Disk quota exceeded'), 2, 'make room'),
     (ModuleNotFoundError(name='gguf'), 2, 'pip install gguf'),
     (KeyboardInterrupt(), 130, 'stopped'),
 ])
@@ -267,6 +270,14 @@ def test_help_prints_every_knob_with_its_comment(name, line):
     assert re.search(line, out)
     for knob in sys.modules[name].config:
         assert re.search(fr'\n *{knob}(: \w+)? = ', out)
+
+@not_windows
+def test_a_tilde_means_the_home_folder_in_paths_but_not_in_text(monkeypatch):
+    monkeypatch.setenv('HOME', os.getcwd())
+    knobs = Knobs(dict(out_dir='', start='', init_from='', separator='', seed=1))
+    knobs.read(['--out_dir=~/a', '--init_from=auto:~/b', '--start=~/c', '--separator=~'])
+    here = os.getcwd()
+    assert knobs == dict(out_dir=f'{here}/a', init_from=f'auto:{here}/b', start='~/c', separator='~', seed=1)
 
 def test_no_file_runs_text_or_unpickles_but_config_files():
     import ast
