@@ -740,8 +740,8 @@ def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypa
         load_tokenizer('t.json')
 
 @parametrize('raw, says', [
-    (b'a word, ' * 400 + 'é'.encode() + b'\xff words', 'byte 3202 is 0xff'),
-    ('abcdé'.encode()[:-1], 'byte 4 is 0xc3'),
+    (b'a word, ' * 400 + 'é'.encode() + b'\xff words', 'it has 0xff at byte 3202'),
+    ('abcdé'.encode()[:-1], 'it has 0xc3 at byte 4'),
 ])
 def test_text_that_is_not_utf8_is_named_with_its_place(raw, says, monkeypatch):
     monkeypatch.setattr('tokenizer.BLOCK', 7)
@@ -1944,6 +1944,13 @@ def test_a_disk_that_fills_up_is_one_line():
     done = launch(HERE / 'prepare.py', '--dataset=corpus.txt', '--tokenizer=byte', 'small_disk.py', status=2)
     assert re.match('error: .*: make room', done.stderr.strip())
     assert left() == []
+
+@not_windows
+def test_too_few_open_files_for_the_workers_are_one_line():
+    write('big.txt', 'word ' * 2_000_000)
+    write('few_files.py', 'import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n')
+    done = launch(HERE / 'prepare.py', '--dataset=big.txt', '--workers=8', 'few_files.py', status=2)
+    assert done.stderr == 'error: too many open files for 8 workers; use --workers=1, or run ulimit -n 4096 first\n'
 
 def test_two_prepares_at_once_make_one_whole_folder():
     processes = [start('--dataset=corpus.txt', '--vocab_size=1000') for _ in range(2)]

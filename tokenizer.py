@@ -12,6 +12,7 @@ into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on by
 same merges, earliest first. The first section is all of that in fifty lines. The core ends with Tokenizer. The
 reference after it computes the same ids faster, trains on large texts, and reads and writes files.
 """
+import errno
 import json
 import multiprocessing
 import os
@@ -319,6 +320,17 @@ def find_cut(raw, sight, special):
         cut += len(text[:match.start()].encode())
     return cut
 
+class NotUTF8(UserError):
+    """Bytes of a file that are not text in UTF-8. offset: how many come before them, if that is known."""
+    def __init__(self, name, error, offset):
+        raw, byte = error.object, error.object[error.start]
+        where = '' if offset is None else f' at byte {offset + error.start}'
+        encoding = 'cp1252' if re.search(rb'[\x80-\x9f]', raw) else 'latin1'
+        if raw.startswith((b'\xff\xfe', b'\xfe\xff')):
+            encoding = 'utf-16'
+        super().__init__(f'{name} is not UTF-8: it has {byte:#04x}{where}; convert it, for example with iconv -f '
+                         f'{encoding} -t utf-8')
+
 def read_blocks(file, name, special_tokens=()):
     """The blocks of a binary file; joined, they are the file. Raises UserError for bytes that are not UTF-8."""
     offset = 0
@@ -326,8 +338,7 @@ def read_blocks(file, name, special_tokens=()):
         try:
             block.decode()
         except UnicodeDecodeError as e:
-            raise UserError(f'{name} is not UTF-8: byte {offset + e.start} is {block[e.start]:#04x} ({e.reason}); '
-                            f'convert the file first, for example with iconv -t utf-8')
+            raise NotUTF8(name, e, offset)
         offset += len(block)
         yield block
 
@@ -346,14 +357,21 @@ def parallel_map(function, items, workers):
         yield from map(function, items)
         return
     context = multiprocessing.get_context(START_METHOD)
-    with ProcessPoolExecutor(workers, context, set_work, (function,)) as pool:
-        waiting = deque()
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) > workers + 2:
+    try:
+        with ProcessPoolExecutor(workers, context, set_work, (function,)) as pool:
+            waiting = deque()
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > workers + 2:
+                    yield waiting.popleft().result()
+            while waiting:
                 yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    except OSError as e:
+        if e.errno != errno.EMFILE:
+            raise
+        for process in multiprocessing.active_children():       # it would wait for work, and this one for its end
+            process.kill()
+        raise UserError(f'too many open files for {workers} workers; use --workers=1, or run ulimit -n 4096 first')
 
 def set_work(function):
     """Runs once in each new process: the function (which may hold a whole tokenizer) travels once, not per item."""
