@@ -8,6 +8,7 @@ Generates text from a trained model.
 The first sample appears as it is generated, the others of the batch after it, then the speed.
 """
 import codecs
+import math
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from configurator import UserError, configure, launch
+from configurator import UserError, check_range, configure, launch
 from model import (KVCache, Linear, can_pack, choose_compile, choose_device, choose_dtype, find_folder, load_model,
                    set_up, upcast, write_gguf)
 from tokenizer import find_ends, load_tokenizer
@@ -207,9 +208,11 @@ def print_texts(run, tok, prompt, ends):
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
-    if num_samples < 1 or max_new_tokens < 1 or top_k < 0 or temperature < 0 or not 0 < top_p <= 1:
-        raise UserError('num_samples and max_new_tokens must be at least 1, top_k and temperature at least 0, top_p '
-                        'above 0 and at most 1; try --temperature=0.8 --top_p=0.9')
+    check_range(config, 1, math.inf, 'num_samples', 'max_new_tokens')
+    check_range(config, 0, math.inf, 'temperature', 'top_k')
+    check_range(config, 0, 2 ** 64 - num_samples, 'seed')
+    if not 0 < top_p <= 1:
+        raise UserError(f'top_p = {top_p} is not above 0 and at most 1; change --top_p')
     folder = find_checkpoint(out_dir)
     device = choose_device(config['device'])
     set_up(device)

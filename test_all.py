@@ -3350,7 +3350,7 @@ def test_training_on_a_text_and_sampling_need_nothing_but_their_commands(printed
     assert run.kept == [20, 40]
     assert run.val_losses[1] < run.val_losses[0]
     assert Path('out/corpus/curves.png').stat().st_size > 5000
-    line = re.search(r'python (sample\.py .*)', done.stdout)[1]
+    line = re.search(r'python .*/(sample\.py .*)', done.stdout)[1]
     printed()
     assert command(f'{line} --start=def --max_new_tokens=20') == 0
     assert printed().startswith('def')
@@ -3393,7 +3393,7 @@ def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is
     wait_for(ranks[0], '\nstep 3 ')
     # meanwhile nobody else may train there
     refused = refusal(f'{line} --init_from=auto')
-    assert 'another process trains in b; stop it, wait for its end' in refused
+    assert 'another process works in b; if none does, remove b/.lock, else use another --out_dir' in refused
     os.kill(ranks[-1].pid, kind)
     assert [status_of(process) for process in ranks] == [128 + kind] * n
     step = Run('b').kept[0]
@@ -3575,10 +3575,11 @@ train.py --norm=batch | norm
 train.py --optimizer=adamx | adamw
 train.py --lr_decay=step | linear
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
-train.py --grad_clip=-1 | 0 or more
+train.py --grad_clip=-1 | grad_clip = -1.0 is not at least 0; change --grad_clip
+train.py --seed=18446744073709551616 | seed = 18446744073709551616 is not
 sample.py | python train.py
 sample.py --out_dir=nowhere | nowhere
-sample.py --temperature=-1 | temperature
+sample.py --temperature=-1 | error: temperature = -1.0 is not at least 0
 sample.py --top_p=0 | top_p
 prepare.py --dataset=empty.txt | split is empty
 prepare.py --dataset=latin.txt | latin.txt is not UTF-8

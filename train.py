@@ -33,12 +33,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 from tqdm import tqdm
 
 import prepare
-from configurator import Diverged, Output, UserError, as_file, configure, launch, read_json, write
+from configurator import (Diverged, Output, UserError, as_file, check_range, command, configure, launch, lock,
+                          read_json, write)
 from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
                    choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
                    remove_checkpoint, replace_card, save_checkpoint, set_up)
@@ -626,29 +626,38 @@ def base_model(init_from):
     return '' if name in ('scratch', 'resume', 'auto') else name
 
 def choose_out_dir():
-    """out_dir, or the first free out/<dataset>; to resume, the latest one that holds a checkpoint. Raises UserError."""
+    """
+    Returns the folder of the run, in which no other process trains until the context that comes with it ends: out_dir,
+    or the first free out/<dataset>; to resume, the latest one that holds a checkpoint. Raises UserError.
+    """
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
         folders += [Path(f'{folders[0]}-{i}') for i in range(2, 1000)]
     saved = [run for run in folders if checkpoints(run)]
     may_resume = init_from.split(':')[0] in ('resume', 'auto')
     if may_resume and saved:
-        return max(saved, key=os.path.getmtime)
+        run = max(saved, key=os.path.getmtime)
+        return run, lock_run(run)
     if init_from == 'resume':
         raise UserError(f'there is no checkpoint in {folders[0]} to resume; `ls out` shows the runs')
     for run in folders:
         # a run that has saved nothing yet may be somebody else's: only --out_dir and auto take it
         if run not in saved and (out_dir or may_resume or not (run / 'config.py').exists()):
-            return run
+            try:
+                return run, lock_run(run)
+            except UserError:       # another run takes its first steps there
+                if out_dir or may_resume:
+                    raise
     raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
 
-def lock(run):
-    """Returns a context in which no other process trains in this folder. Raises UserError."""
+def lock_run(run):
+    if RANK or eval_only:
+        return nullcontext()
     run.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(run / '.lock').acquire(timeout=0)
-    except Timeout:
-        raise UserError(f'another process trains in {run}; stop it, wait for its end, or use another --out_dir')
+    return lock(run / '.lock', wait=False)
+
+def resume_command(run, *arguments):
+    return command('train.py', f'{run}/config.py', '--init_from=resume', *arguments)
 
 def read_log(run):
     """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
@@ -693,7 +702,7 @@ def start_files(run, state, knobs):
         write(run / f'config_until_{step:08d}.py', as_file(before))
     write(run / 'config.py', CONFIG_HEAD + as_file(knobs))
     state['knobs'] = knobs
-    say(f'writing | {run}; stop with Ctrl-C, go on with: python train.py {run}/config.py --init_from=resume\n')
+    say(f'writing | {run}; stop with Ctrl-C, go on with: {resume_command(run)}\n')
 
 @contextmanager
 def optional(what):
@@ -785,12 +794,10 @@ def read_state(run, device):
 
 def check_knobs():
     """Raises UserError if an option's value is not valid."""
-    positive = 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints'
-    for name in (*positive, 'max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size',
-                 'warmup_iters', 'grad_clip'):
-        least = 1 if name in positive else 0
-        if config[name] < least:
-            raise UserError(f'{name} = {config[name]}: give {least} or more')
+    check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints')
+    check_range(config, 0, math.inf, 'max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size',
+                'warmup_iters', 'grad_clip')
+    check_range(config, 0, 2 ** 64, 'seed')
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     if lr_decay not in ('linear', 'cosine'):
@@ -885,18 +892,19 @@ def duration(seconds):
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
 def print_ending(run, whole, seconds):
-    """Prints the final evaluation, what general compressors need for the same text, and what to do next."""
-    share, val, best = whole['val_tokens'] / (len(run.val_data) - 1), run.val_data.meta, run.state['best']
+    """Prints the final evaluation and what to do next."""
+    share, best = whole['val_tokens'] / (len(run.val_data) - 1), run.state['best']
     print(f'\n{describe(whole)} over {"the whole" if share == 1 else f"{share:.0%} of the"} split')
-    if 'xz_bpb' in val:
-        print(f'for comparison  gzip -9 needs {val["gzip_bpb"]:.2f} bits per byte, xz -9 {val["xz_bpb"]:.2f}')
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {checkpoints(run.folder)[-1]}')
     if 0 < best['step'] < run.state['step']:
         print(f'the best one    {run.folder}/step_{best["step"]:08d}, {describe(best)}')
-    print(f'sample from it  python sample.py --out_dir={run.folder}')
-    print(f'train further   python train.py {run.folder}/config.py --init_from=resume --max_iters={2 * max_iters}'
-          + (f' --max_minutes={2 * max_minutes:g}' if max_minutes else ''))
+    if run.val_data.tok:
+        print('sample from it ', command('sample.py', f'--out_dir={run.folder}'))
+    else:
+        print(f'to sample, put the tokenizer.json that made the data into {checkpoints(run.folder)[-1]}')
+    longer = [f'--max_iters={2 * max_iters}'] + [f'--max_minutes={2 * max_minutes:g}'] * (max_minutes > 0)
+    print('train further  ', resume_command(run.folder, *longer))
 
 # -----------------------------------------------------------------------------
 
@@ -910,11 +918,11 @@ def main():
     check_knobs()
     device = choose_device(config['device'], LOCAL_RANK)
     set_up(device)
-    out = choose_out_dir()          # looks at the disk, so it comes before anything is written
+    out, held = choose_out_dir()        # looks at the disk, so it comes before anything is written
     base = base_model(init_from)
     source = find_folder(base) if base else None            # another model, from which a new run starts
     resumed, state = read_state(out, device)                # the checkpoint of this run, if it goes on
-    with lock(out) if RANK == 0 and not eval_only else nullcontext():
+    with held:
         run = start(out, device, source, resumed, state)
         interrupt = Interrupt()
         train(run, interrupt)
@@ -1042,7 +1050,7 @@ def train(run, interrupt):
     # signal may have come in the last evaluation.
     [stop] = combine('MAX', interrupt.signal)
     if stop:
-        say(f'stopped at step {step}; go on with: python train.py {run.folder}/config.py --init_from=resume')
+        say(f'stopped at step {step}; go on with: {resume_command(run.folder)}')
         sys.exit(128 + int(stop))
 
 def finish(run, interrupt, started):
