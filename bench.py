@@ -379,9 +379,10 @@ def bench_tokenizer():
     """Times training, encoding and decoding of the same documents. All encode with our vocabulary and pattern."""
     import tiktoken
     settings, files, _ = prepare.find_source(train.dataset)
-    docs = [raw.decode() for raw in prepare.documents(files, settings['separator'])]
+    documents = [*prepare.whole_documents(prepare.read_texts(files, settings['separator'], 'reading'))]
+    batches = [*prepare.join_parts(('train', document) for document in documents)]
+    docs = [document[:-1].decode() for document in documents]
     text = '\n\n'.join(docs)
-    batches = [*prepare.join_parts(('train', doc.encode() + b'\xff') for doc in docs)]
     for n in (10_000, 32_000):
         contest(f'train {n:,}', text,
                 ours=lambda: prepare.make_tokenizer('bpe', n, batches),

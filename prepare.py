@@ -4,7 +4,7 @@ Turns raw text into token shards that train.py reads.
     python prepare.py                                            # the Python standard library, BPE of 4,096
     python prepare.py --dataset=names --tokenizer=char
     python prepare.py --dataset=tinystories --vocab_size=10000
-    python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, also .gz .xz .zst) or a folder
+    python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, .csv, ...) or a folder of them
     python prepare.py --tokenizer=data/names-bpe4096/tokenizer.json    # how well does the tokenizer of another text do?
 
 It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
@@ -13,32 +13,29 @@ itself.
 """
 import codecs
 import csv
-import gzip
 import hashlib
 import io
 import json
-import lzma
 import math
 import os
 import re
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from glob import glob
 from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import fsspec
 import numpy as np
-from filelock import FileLock
 from tqdm import tqdm
 
-from configurator import UserError, configure, file_sha256, launch, read_json, whole_folder
-from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
+from configurator import (UserError, check_range, configure, count, file_sha256, launch, lock, read_json,
+                          whole_folder)
+from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, NotUTF8, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, byte_tokenizer, check_vocab_size, default_workers, load_tokenizer, merge_words,
-                       parallel_map, read_blocks)
+                       parallel_map, read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
@@ -48,71 +45,73 @@ tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a toke
 vocab_size = 4096           # of bpe (257 or more) and word, special tokens included
 pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
 val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, or 0.1
-separator = END_OF_TEXT     # <|endoftext|>, between the documents of a file; \n: each line is one; '': each file is one
-text_field = 'text'         # the field of a .jsonl line, or column of a .parquet file, that holds the text
+separator = END_OF_TEXT     # <|endoftext|>, between the documents of a text; \n: each line is one; '': each file is one
+text_field = 'text'         # the field or column that holds the text in .jsonl, .json, .csv, .parquet and .arrow files
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # processes; 0: one per core
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-# An option is a parameter of a function if train.py (dataset, tokenizer, vocab_size) or DATASETS (separator,
-# val_fraction) may give it another value, or if the function runs in worker processes (see in_parallel): on macOS and
-# Windows these import this file anew, and every option has its default there. Functions read other options directly.
+# An option is a parameter of a function if train.py or DATASETS may give it another value, or if the function runs in
+# worker processes (see parallel_map): on macOS and Windows these import this file anew, and every option has its
+# default there. Functions read other options directly.
 TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
+
+def refuse_unused(used):
+    """Raises UserError if an option was typed, but is not used."""
+    for name, is_used in used.items():
+        typed = config.source.get(name, '')
+        if typed.startswith('--') and config[name] != config.defaults[name] and not is_used:
+            raise UserError(f'{typed} has no effect on this data; leave it out')
 
 def check_knobs(tokenizer, vocab_size):
     """Raises UserError if a knob's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
-        raise UserError(f'there is no tokenizer {tokenizer!r}: give one of {", ".join(TOKENIZERS)}, or the path of a '
-                        f'tokenizer.json')
+        raise UserError(f'there is no tokenizer {tokenizer!r}; give {", ".join(TOKENIZERS)} or a path')
     if pattern not in PATTERNS:
-        raise UserError(f'there is no pattern {pattern!r}: give one of {", ".join(PATTERNS)}')
+        raise UserError(f'there is no pattern {pattern!r}; give {" or ".join(PATTERNS)}')
     if tokenizer == 'bpe':
         check_vocab_size(vocab_size, [END_OF_TEXT])
-    if not 0 <= val_fraction < 1 or shard_tokens < 1:
-        raise UserError('val_fraction must be at least 0 and below 1, and shard_tokens at least 1; change them')
+    check_range(config, 0, 1, 'val_fraction')
+    check_range(config, 0, math.inf, 'workers')
+    check_range(config, 1, math.inf, 'shard_tokens')
 
 # -----------------------------------------------------------------------------
 # where the text comes from
 
-DATASETS = {    # a repo on the Hugging Face hub or a url; train, val: files; start: how train.py's sample text begins
+DATASETS = {    # files in a repo on the Hugging Face hub or at a url; start: how train.py's sample text begins
     'python': dict(separator='', start='def'),
-    'tinystories': dict(repo='roneneldan/TinyStories', train=['TinyStoriesV2-GPT4-train.txt'],
-                        val=['TinyStoriesV2-GPT4-valid.txt']),
-    'openwebtext': dict(repo='stanford-cs336/owt-sample', train=['owt_train.txt.gz'], val=['owt_valid.txt.gz']),
+    'tinystories': dict(repo='roneneldan/TinyStories', val_fraction=0.0,
+                        files=['TinyStoriesV2-GPT4-train.txt', 'TinyStoriesV2-GPT4-valid.txt']),
+    'openwebtext': dict(repo='stanford-cs336/owt-sample', val_fraction=0.0,
+                        files=['owt_train.txt.gz', 'owt_valid.txt.gz']),
     'fineweb_edu': dict(repo='HuggingFaceFW/fineweb-edu', val_fraction=0.001,
-                        train=[f'sample/10BT/{i:03d}_00000.parquet' for i in range(14)]),
+                        files=[f'sample/10BT/{i:03d}_00000.parquet' for i in range(14)]),
     'shakespeare': dict(url='https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt',
-                        train=['tinyshakespeare.txt'],
+                        files=['tinyshakespeare.txt'],
                         sha256='86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed'),
-    'names': dict(url='https://raw.githubusercontent.com/karpathy/makemore/master/names.txt', train=['names.txt'],
-                  separator='\n',
-                  sha256='0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d'),
+    'names': dict(url='https://raw.githubusercontent.com/karpathy/makemore/master/names.txt', files=['names.txt'],
+                  separator='\n', sha256='0a30b5557f192f32ab962680889aac5f6fda0f4cecf40a6d0b5694f58ea8cc4d'),
 }
 DOWNLOADS = Path('data/downloads')
 
 def find_source(dataset):
-    """-> settings for meta.json; the files (none if there is no such text); the validation files, if separate."""
+    """Returns the settings for meta.json, and the files of a data set and of val_dataset (none that are not there)."""
     known = DATASETS.get(dataset, {})
-    files = [DOWNLOADS / name for name in known.get('train', [])]
-    val_files = [DOWNLOADS / name for name in known.get('val', [])]
-    source = dataset
+    files = [DOWNLOADS / name for name in known.get('files', [])] or real_files(dataset, set())
+    val_files = real_files(val_dataset, set()) if val_dataset else []
+    # relative if inside this folder, so that a project can be moved with its data
+    source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     if dataset == 'python':
         files = standard_library()
         source = f'Python {sys.version.split()[0]}'
-    elif not known:
-        files, val_files = own_files(dataset)
-        # relative if inside this folder, so that a project can be moved with its data
-        source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
-    if val_dataset:
-        val_files = sum(own_files(val_dataset), [])
-    separate = val_dataset or 'val' in known
+    cut_at = known.get('separator', separator) if separator == END_OF_TEXT else separator
+    # a command makes line breaks hard to type, and those of Windows are found where others are asked for
+    cut_at = cut_at.replace('\\n', '\n').replace('\\r', '\r').replace('\\t', '\t').replace('\r\n', '\n')
     # all options that change the tokens: a folder that was made with other values is refused
-    settings = dict(
-        dataset=data_name(dataset), source=source,
-        val_fraction=0.0 if separate else val_fraction or known.get('val_fraction', 0.1),
-        separator=known.get('separator', separator.replace('\\n', '\n')),     # a command line makes line breaks hard
-        text_field=text_field, pattern=pattern, val_dataset=val_dataset)
+    held_out = 0.0 if val_dataset else val_fraction or known.get('val_fraction', 0.1)
+    settings = dict(dataset=data_name(dataset), source=source, val_fraction=held_out, separator=cut_at,
+                    text_field=text_field, pattern=pattern, val_dataset=val_dataset)
     return settings, files, val_files
 
 def standard_library():
@@ -122,24 +121,58 @@ def standard_library():
     files = [path for path in root.rglob('*.py') if skip.isdisjoint(path.relative_to(root).parts)]
     return sorted(files, key=Path.as_posix)
 
-def own_files(path):
-    """
-    -> the files at a path, and those that are for validation by their names. In a folder with .parquet or .jsonl, these
-    alone are its files, and those for tests are neither.
-    """
-    if os.path.isfile(path):
-        return [Path(path)], []
-    found = [Path(path, name) for name in glob('**', root_dir=path, recursive=True)]        # without hidden ones
-    found = sorted(filter(Path.is_file, found))
-    tables = [file for file in found if {'.parquet', '.jsonl'} & {*file.suffixes}]
-    val = [file for file in tables if re.match('(val|valid|validation)(?![a-z])', file.name)]
-    train = [file for file in tables if not re.match('(val|valid|validation|test)(?![a-z])', file.name)]
-    return (train, val) if train else (tables or found, [])
+def real_files(path, seen):
+    """Returns the files at a path, in order and without hidden ones; each once, however many links lead to it."""
+    path, real = Path(path), os.path.realpath(path)
+    if real in seen:
+        return []
+    seen.add(real)
+    if path.is_dir():
+        inside = sorted(file for file in path.iterdir() if not file.name.startswith('.'))
+        return [found for file in inside for found in real_files(file, seen)]
+    return [path] if path.is_file() else []
 
-def is_text(path):
-    """Whether a file begins without a NUL, as text does, or is of a format that is read in another way."""
-    with open(path, 'rb') as file:
-        return b'\0' not in file.read(8000) or path.suffix in ('.gz', '.xz', '.zst', '.parquet')
+SPLITS = dict(train='train', val='val', valid='val', validation='val', dev='val', test='test')
+
+def split_of(name):
+    """split_of('wiki.valid.tokens') -> 'val', split_of('test/a.txt') -> 'test'; the last such word counts."""
+    *folders, name = name.lower().split('/')
+    words = ['train', *folders, *re.findall(r'[^\W\d_]+', name)]
+    return [SPLITS[word] for word in words if word in SPLITS][-1]
+
+def sort_files(files, root):
+    """Returns {'train', 'val', 'test', 'other': files}, by the words in their names below root."""
+    formats = {}
+    sizes = Counter()
+    for path in shown(files, 'looking at files'):
+        kind = suffix_of(path)
+        if not kind:
+            with opened(path) as file:
+                kind = 'binary' if b'\0' in file.read(8000) else 'text'
+        formats[path] = kind
+        about = re.match('readme|licen[cs]e', path.name.lower())        # the data, not data
+        sizes[kind] += 0 if about else path.stat().st_size
+    del sizes['binary']         # an archive or a picture is never read
+    largest = max(sizes, key=lambda kind: (kind in DATA_ALONE, sizes[kind]), default='')
+    parts = dict(train=[], val=[], test=[], other=[])
+    for path, kind in formats.items():
+        part = split_of(path.relative_to(root).as_posix()) if kind == largest else 'other'
+        parts[part].append(path)
+    return parts
+
+def suffix_of(path):
+    """Returns the key of READERS in a name, if there is one: suffix_of(Path('a.csv.gz')) -> '.csv'"""
+    suffix = Path(re.sub('[.](gz|xz|zst|bz2)$', '', path.name.lower())).suffix
+    return suffix if suffix in READERS else ''
+
+def shown(files, label):
+    """The files, with a progress bar if it takes long."""
+    return tqdm(files, label, disable=None, leave=False, delay=2)
+
+def some_names(files):
+    """some_names([Path('x/a.txt')]) -> '1 file (a.txt)'; names three at most."""
+    names = [path.name for path in files[:3]] + ['...'] * (len(files) > 3)
+    return f'{count(len(files), "file")} ({", ".join(names)})'
 
 def joint_sha256(shas):
     """One sha256 that stands for several, in order."""
@@ -159,8 +192,7 @@ def fetch(files, known):
                 from torch.hub import download_url_to_file
                 download_url_to_file(known['url'], path, known['sha256'])
         except Exception as e:      # a network has many ways to fail
-            raise UserError(f'cannot download {path.name} ({e}): put the file at {path} by hand and run this again; '
-                            f'--dataset=python and your own files need no network')
+            raise UserError(f'cannot download a file ({e}); put the file at {path} by hand, or use --dataset=python')
 
 def data_name(dataset):
     """The name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
@@ -177,59 +209,103 @@ def data_folder(dataset, tokenizer, vocab_size):
     return Path(f'data/{data_name(dataset)}-{kind}')
 
 # -----------------------------------------------------------------------------
-# documents, as UTF-8 bytes
+# documents, as UTF-8 bytes in parts of about BLOCK. A byte 0xff, which UTF-8 never contains, ends each document
 
-def documents(files, separator):
-    """Yields the documents in files, except those that are only white space. Raises UserError."""
-    for path in files:
-        try:
-            # if each file is one document, the separator is NUL: a file that contains one is cut there
-            yield from filter(bytes.strip, read_file(path, separator or '\0', alone=len(files) == 1))
-        except UserError:
-            raise
-        except Exception as e:      # every format has errors of its own
-            raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); check the file and --text_field; .parquet '
-                            f'needs `pip install pyarrow`, .zst `pip install backports.zstd`')
+def read_texts(files, separator, label):
+    """Yields the documents in files, but not those that are only white space, part by part. Raises UserError."""
+    bad = {}
+    begun = False           # whether a part of the document has been yielded
+    size = sum(path.stat().st_size for path in files)           # of the text, unless it is compressed
+    with tqdm(total=size, desc=label, unit='B', unit_scale=True, disable=None, leave=False) as bar:
+        for path in files:
+            reader = READERS.get(suffix_of(path))
+            try:
+                with opened(path) as file:
+                    for part in texts_of(reader(file), path) if reader else cut_text(file, path, separator):
+                        bar.update(len(part))
+                        if begun or part.strip() not in (b'', b'\xff'):
+                            yield part
+                            begun = not part.endswith(b'\xff')
+            except NotUTF8 as e:        # reads on, to name all such files at once
+                bad[path] = e
+    if bad:
+        first, *others = bad
+        more = f'; the same for {some_names(others)}' if others else ''
+        raise UserError(f'{bad[first]}{more}')
 
-def read_file(path, separator, alone):
-    """Yields the texts of a file. Only one that is alone, not in a folder, may be a table as .json or .csv."""
-    with fsspec.open(path, compression='zstd' if path.suffix == '.zst' else 'infer') as file:
-        if path.suffix == '.parquet':
-            import pyarrow.parquet
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches(256, columns=[text_field])
-            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
-        elif '.jsonl' in path.suffixes:
-            rows = map(json.loads, filter(bytes.strip, file))
-        elif alone and '.json' in path.suffixes:
-            rows = json.load(file)
-        elif alone and '.csv' in path.suffixes:
-            csv.field_size_limit(1 << 30)       # of a text, in characters; 131,072 is the default
-            rows = csv.DictReader(io.TextIOWrapper(file, 'utf-8-sig', newline=''))
-        else:
-            yield from cut_text(file, path, separator)
-            return
-        for row in rows:
-            if text_field not in row:
-                raise UserError(f'{path}: a row has no {text_field!r}, and its fields are {", ".join(row)}: give '
-                                f'--text_field, or leave such rows out')
-            yield (row[text_field] or '').encode()
+@contextmanager
+def opened(path):
+    """Opens a file, decompressed, without byte order mark, and as UTF-8 if it has that of UTF-16. Raises UserError."""
+    try:
+        # fsspec would open the first file of a .zip, and not say which package a .zst needs
+        compression = {'.zip': None, '.zst': 'zstd'}.get(path.suffix, 'infer')
+        with fsspec.open(path, compression=compression) as file:
+            mark = file.read(3)
+            file.seek(3 if mark == codecs.BOM_UTF8 else 0)
+            if mark[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                file = io.BytesIO(file.read().decode('utf-16').encode())
+            yield file
+    except UserError:
+        raise
+    except UnicodeDecodeError as e:
+        raise NotUTF8(path, e, None)
+    except Exception as e:      # every format has errors of its own
+        raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); check the file (.parquet and .arrow need '
+                        f'`pip install pyarrow`, .zst `pip install backports.zstd`)')
 
 def cut_text(file, path, separator):
-    """Cuts a text at its separators."""
-    if file.read(3) != codecs.BOM_UTF8:
-        file.seek(0)
-    parts = []
-    for block in read_blocks(file, path, [separator]):
-        first, *others = block.split(separator.encode())
-        parts.append(first)
-        for text in others:
-            yield b''.join(parts)
-            parts = [text]
-    yield b''.join(parts)
+    """Cuts a text at its separators, if there are any."""
+    forms = {separator, separator.replace('\n', '\r\n')} - {''}
+    pattern = special_pattern(forms, bytes)
+    for block in read_blocks(file, path, forms):
+        *documents, rest = pattern.split(block)[::2] if pattern else [block]
+        for text in documents:
+            yield text + b'\xff'
+        yield rest
+    yield b'\xff'
+
+def texts_of(rows, path):
+    """Yields the texts in rows, which have to be objects with a field text_field. Raises UserError."""
+    i, row = 1, {}
+    try:
+        for row in rows:
+            yield (row[text_field] or '').encode() + b'\xff'
+            i += 1
+    except (LookupError, TypeError, AttributeError, UnicodeEncodeError, json.JSONDecodeError) as e:
+        fields = ', '.join(map(str, row)) if isinstance(row, dict) else f'none in a {type(row).__name__}'
+        raise UserError(f'{path}, record {i}, has to be an object with a text in {text_field!r} ({type(e).__name__}: '
+                        f'{getattr(e, "msg", e)}; fields: {fields}); use another --text_field, or remove such records')
+
+def parquet_rows(file):
+    from pyarrow.parquet import ParquetFile
+    table = ParquetFile(file)
+    columns = [text_field] if text_field in table.schema_arrow.names else None
+    return (row for batch in table.iter_batches(256, columns=columns) for row in batch.to_pylist())
+
+def arrow_rows(file):       # as `datasets` of Hugging Face writes it
+    from pyarrow.ipc import open_stream
+    return (row for batch in open_stream(file) for row in batch.to_pylist())
+
+def json_rows(file):
+    """Reads an object per line, or one list of them."""
+    first = file.readline()
+    while first.isspace():
+        first = file.readline()
+    if not first.lstrip().startswith(b'{'):
+        return json.loads(first + file.read())
+    return (json.loads(line) for line in chain([first], file) if line.strip())
+
+def csv_rows(file, delimiter=','):
+    csv.field_size_limit(1 << 30)       # of a text, in characters; 131,072 is the default
+    return csv.DictReader(io.TextIOWrapper(file, 'utf-8', newline=''), delimiter=delimiter)
+
+# formats with a document in each row; beside the first two, what else there is only describes them
+DATA_ALONE = '.parquet', '.arrow'
+READERS = {'.parquet': parquet_rows, '.arrow': arrow_rows, '.jsonl': json_rows, '.json': json_rows, '.csv': csv_rows,
+           '.ndjson': json_rows, '.tsv': partial(csv_rows, delimiter='\t')}
 
 # -----------------------------------------------------------------------------
-# the validation split, and batches (split, raw) of about BLOCK bytes. In raw, a byte 0xff, which UTF-8 never contains,
-# marks the end of a document
+# the validation split, and batches (split, raw) of about BLOCK bytes
 
 def join_parts(parts):
     """Joins (split, part of a text) to batches."""
@@ -241,49 +317,64 @@ def join_parts(parts):
     for split, rest in waiting.items():
         yield split, bytes(rest)
 
-def split_documents(files, val_files, separator, val_fraction):
-    """Yields (split, part of the text), in order. Without val_files, validation gets val_fraction of the documents."""
+FEW = 20        # with fewer documents, they are not held out as a whole
+
+def split_texts(files, val_files, separator, val_fraction, label):
+    """Yields (split, part of a document), in order. Without val_files, validation gets val_fraction of the text."""
     if val_files:
         for split, paths in ('train', files), ('val', val_files):
-            for text in documents(paths, separator):
-                yield split, text + b'\xff'
+            for part in read_texts(paths, separator, label):
+                yield split, part
         return
-    docs = documents(files, separator)
-    first = list(islice(docs, 1000))
-    if len(first) < 20:
-        yield from split_by_position(first, val_fraction)
-        return
-    # a document stays in its split when others come or go, unless none of the first 1,000 hashes is below val_fraction:
-    # then the lowest of them is the limit, so that validation is not empty
+    ends = characters = 0
+    for part in read_texts(files, separator, 'counting'):
+        ends += part.endswith(b'\xff')
+        characters += len(part.decode(errors='ignore'))         # without the 0xff
+        if ends == FEW:
+            break
+    parts = read_texts(files, separator, label)
+    if ends == FEW:
+        yield from split_by_hash(parts, val_fraction)
+    else:
+        yield from split_by_position(parts, int(characters * (1 - val_fraction)))
+
+def split_by_hash(parts, val_fraction):
+    """Holds out whole documents for validation. A document stays in its split when others come or go."""
+    documents = whole_documents(parts)
+    first = list(islice(documents, 1000))
+    # if none of their hashes is below val_fraction, the lowest of them is the limit, so that validation is not empty
     limit = max(val_fraction, min(map(document_hash, first)))
-    for text in chain(first, docs):
-        split = 'val' if document_hash(text) <= limit else 'train'
-        yield split, text + b'\xff'
+    for document in chain(first, documents):
+        yield 'val' if document_hash(document) <= limit else 'train', document
 
-def document_hash(text):
+def whole_documents(parts):
+    """Joins the parts of documents: b'a', b'b\\xff', b'c\\xff' -> b'ab\\xff', b'c\\xff'"""
+    document = []
+    for part in parts:
+        document.append(part)
+        if part.endswith(b'\xff'):
+            yield b''.join(document)
+            document = []
+
+def document_hash(document):
     """A number in [0, 1) that depends on the text alone."""
-    return int(hashlib.blake2b(text, digest_size=8).hexdigest(), 16) / 2 ** 64
+    digest = hashlib.blake2b(document[:-1], digest_size=8)
+    return int(digest.hexdigest(), 16) / 2 ** 64
 
-def split_by_position(docs, val_fraction):
-    """Holds out the end of the text for validation, as nanoGPT does."""
-    texts = [raw.decode() for raw in docs]
-    left = int(sum(map(len, texts)) * (1 - val_fraction))       # characters that training still gets
-    for text in texts:
-        for split, part in ('train', text[:left]), ('val', text[left:]):
-            # in blocks that end between words, because a batch may end after any of them
-            for block in read_blocks(io.BytesIO(part.encode()), split):
-                yield split, block
+def split_by_position(parts, left):
+    """Holds out the end of the text for validation, as nanoGPT does; training gets the first `left` characters."""
+    for part in parts:
+        text = part.removesuffix(b'\xff').decode()
+        for split, piece in ('train', text[:left]), ('val', text[left:]):
+            if piece:
+                yield split, piece.encode()
                 end = split
-        yield end, b'\xff'      # the end mark goes where the last character went
+        if part.endswith(b'\xff'):
+            yield end, b'\xff'      # the end mark goes where the last character went
         left -= len(text[:left])
 
 # -----------------------------------------------------------------------------
 # tokens
-
-def in_parallel(function, batches):
-    """Maps batches on all cores, with a progress bar. function runs in worker processes: see the comment on options."""
-    bar = tqdm(batches, unit='MB', unit_scale=BLOCK / 1e6, disable=None, leave=False)
-    return parallel_map(function, bar, workers or default_workers())
 
 def make_tokenizer(kind, vocab_size, batches):
     """A tokenizer of this kind, learned from batches if it needs text, or the one in a tokenizer.json."""
@@ -300,10 +391,8 @@ def make_tokenizer(kind, vocab_size, batches):
         return tok
 
     if kind == 'char':          # learns from both splits, the others only from train
-        alphabet = set()
-        for _, raw in batches:
-            alphabet.update(raw.decode(errors='ignore'))        # without the 0xff
-        return CharTokenizer(sorted(alphabet))
+        texts = (raw.decode(errors='ignore') for _, raw in batches)         # without the 0xff
+        return CharTokenizer(sorted({*chain.from_iterable(texts)}))
 
     train = (raw for split, raw in batches if split == 'train')
     if kind == 'word':
@@ -314,7 +403,7 @@ def make_tokenizer(kind, vocab_size, batches):
                 counts.update(find_words(text.decode()))
         most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
         return WordTokenizer(most_frequent[:vocab_size - 2])    # the two others are <unk> and the end of a document
-    counts = add_counts(in_parallel(WordCounter(pattern), train), pattern)
+    counts = add_counts(parallel_map(WordCounter(pattern), train, workers or default_workers()), pattern)
     return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
 def encode_batch(tok, batch):
@@ -328,9 +417,7 @@ def encode_batch(tok, batch):
     for id in reversed(tok.opening):        # of the next document; that of the first is added by write_shards
         ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
     size = len(raw) - ends
-    lost = 0        # bytes of words that tok lacks
-    if hasattr(tok, 'unknown'):
-        lost = size - len(known_text(tok, ids))
+    lost = size - len(known_text(tok, ids)) if hasattr(tok, 'unknown') else 0       # the words that tok lacks
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost)
 
 def known_text(tok, ids):
@@ -342,63 +429,72 @@ def known_text(tok, ids):
 
 def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     """
-    The data folder of a data set, prepared if it is missing; or dataset itself, if it is a data folder. If several
-    processes want it, one prepares it and the others wait. The text is not needed afterwards. Raises UserError if it
-    cannot be read, or if the folder was made from another text or with other settings.
+    Returns the data folder of a data set, or dataset itself if it is one. If it is missing, one process prepares it and
+    the others wait. It needs no text afterwards. Raises UserError if it was made from another text or settings.
     """
     folder = Path(dataset)
     if (folder / 'meta.json').exists() or (folder / 'train.bin').exists():
+        made_with = config.defaults | read_meta(folder)
+        refuse_unused({name: config[name] == made_with[name] for name in config if name not in ('dataset', 'workers')})
         return folder
     check_knobs(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
-    own = files + val_files         # the user's files, which may change; those of DATASETS do not
-    if dataset in DATASETS:
-        own = val_files if val_dataset else []
-    written = sum(path.stat().st_mtime_ns for path in own)
     gone = not files or (val_dataset and not val_files)
+    if gone and not folder.exists():
+        raise UserError(f'there is no text at {val_dataset if files else dataset}; data sets: {", ".join(DATASETS)}')
+    own = val_files if dataset in DATASETS else files + val_files       # the user's files, which may change
+    written = sum(path.stat().st_mtime_ns for path in own)
+    if not gone and read_meta(folder).get('source_time') != written:        # else the text is not read again
+        settings['source_sha256'] = joint_sha256(map(file_sha256, shown(own, 'hashing')))
     if not folder.exists():
-        if gone:
-            raise UserError(f'there is no data set {val_dataset if files else dataset!r}: give a file, a folder with '
-                            f'files, or one of {", ".join(DATASETS)}')
         os.makedirs(DOWNLOADS, exist_ok=True)
-        with FileLock(folder.with_name(f'.{folder.name}.lock')):
-            if not folder.exists():         # Another process may have made it meanwhile.
-                fetch(files + val_files, DATASETS.get(dataset))
-                settings.update(source_time=written, source_sha256=joint_sha256(map(file_sha256, own)))
-                make_folder(folder, settings, files, val_files, tokenizer, vocab_size)
+        with lock(folder.with_name(f'.{folder.name}.lock')):
+            if not folder.exists():         # another process may have made it meanwhile
+                fetch(files, DATASETS.get(dataset))
+                parts = sort_files(files, os.path.commonpath(files) if dataset in DATASETS else dataset)
+                parts['val'] = val_files or parts['val']
+                make_folder(folder, dict(settings, source_time=written), parts, tokenizer, vocab_size)
 
-    # A folder that is older than a setting was made with the option's default. If the text is gone, it is enough.
-    made_with = config.defaults | read_meta(folder)
-    if not gone and made_with.get('source_time', written) != written:
-        settings['source_sha256'] = joint_sha256(map(file_sha256, own))
+    made_with = config.defaults | read_meta(folder)         # a folder may be older than an option
     for key, value in settings.items():
-        if made_with[key] != value:
+        if made_with.get(key, value) != value:
             raise UserError(f'{folder} was made with {key} = {made_with[key]!r}, not {value!r}: remove it to make it '
                             f'again, rename the text, or train on it as it is with --dataset={folder}')
     return folder
 
-def make_folder(folder, settings, files, val_files, tokenizer, vocab_size):
+def make_folder(folder, settings, parts, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
-    texts = [path for path in files if len(files) == 1 or is_text(path)]
-    print(f'preparing {settings["source"]} -> {folder} (files: {len(texts)}, left out as no text: '
-          f'{len(files) - len(texts)})')
-    read = partial(split_documents, texts, val_files, settings['separator'], settings['val_fraction'])
-    tok = make_tokenizer(tokenizer, vocab_size, join_parts(read()))
+    texts = parts['train'] + parts['val']
+    tables = [path for path in texts if suffix_of(path)]
+    refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=tokenizer == 'bpe',
+                       val_fraction=not parts['val']))
+    found = '; '.join(f'{part}: {some_names(paths)}' for part, paths in parts.items() if paths)
+    if not parts['train']:
+        raise UserError(f'{settings["source"]} has no text to train on ({found}); unpack archives, and rename files '
+                        f'that are called val or test but are for training')
+    print(f'preparing {settings["source"]} -> {folder} ({found})')
+    read = partial(split_texts, parts['train'], parts['val'], settings['separator'], settings['val_fraction'])
+    tok = make_tokenizer(tokenizer, vocab_size, join_parts(read('learning tokens')))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
     with whole_folder(folder) as new:
-        meta.update(write_shards(new, tok, join_parts(read())))
-        meta['val'].update(compress(new / 'val_000.bin', tok))
+        meta.update(write_shards(new, tok, join_parts(read('encoding'))))
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(meta, indent=1))
-    print_summary(meta, tok)
+    documents = meta['train']['documents'] + meta['val']['documents']
+    cut = ''
+    if documents < FEW and not parts['val']:
+        cut = f'{count(documents, "document")}, split at {1 - settings["val_fraction"]:.0%}'
+    print_summary(meta, tok, cut)
+    if 'separator' in config.source and settings['separator'] and documents <= len(texts):
+        print(f'the separator {settings["separator"]!r} does not occur: each file is one document')
 
 def write_shards(folder, tok, batches):
     """Encodes batches into shards. Returns {split: its entry in meta.json}."""
     meta = dict(train=Counter(), val=Counter())
-    for split, ids, counts in in_parallel(partial(encode_batch, tok), batches):
+    for split, ids, counts in parallel_map(partial(encode_batch, tok), batches, workers or default_workers()):
         start = meta[split]['tokens']
         if start == 0:
             ids = np.insert(ids, 0, tok.opening)
@@ -416,23 +512,15 @@ def write_shards(folder, tok, batches):
         counts['shards'] = [check_shard(folder / name, tok.dtype, tok.vocab_size) for name in names]
     return meta
 
-def compress(shard, tok):
-    """What gzip and xz need for the first tokens of a shard, in bits per byte, to compare with a model."""
-    text = known_text(tok, np.fromfile(shard, tok.dtype, 1 << 17))
-    scale = 8 / max(len(text), 1)
-    return dict(gzip_bpb=scale * len(gzip.compress(text, 9)), xz_bpb=scale * len(lzma.compress(text, preset=9)))
-
-# -----------------------------------------------------------------------------
-# the summary
-
-def print_summary(meta, tok):
+def print_summary(meta, tok, cut):
+    """Prints what is in each split and in the vocabulary. cut: what to say instead of numbers of whole documents."""
     for split in ('train', 'val'):
         m = meta[split]
-        print(f'{split:14} | {m["documents"]:,} documents | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
+        documents = cut or count(m['documents'], 'document')
+        print(f'{split:14} | {documents} | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
               f'{m["bytes"] / m["tokens"]:.2f} bytes per token | {m["unknown_bytes"]:,} bytes unknown')
-    tokens = sorted(tok.vocab.values(), key=len)
-    print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest:',
-          [token.decode(errors='replace') for token in tokens[-5:]])
+    longest = [token.decode(errors='replace') for token in sorted(tok.vocab.values(), key=len)[-5:]]
+    print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
 
 # -----------------------------------------------------------------------------
 # what train.py reads
@@ -442,46 +530,53 @@ def read_meta(folder):
     path = folder / 'meta.json'
     if path.exists():
         return read_json(path)
-    return dict(source='no meta.json: taken as tokens of GPT-2 (bits per byte not known)', vocab_size=50257, eot=50256,
-                dtype='<u2', train=dict(shards=[dict(name='train.bin')]), val=dict(shards=[dict(name='val.bin')]))
+    if (folder / 'meta.pkl').exists():
+        raise UserError(f'{folder}/meta.pkl is not read; use the text: --dataset={folder}/input.txt --tokenizer=char')
+    splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
+    return dict(splits, vocab_size=1 << 16, dtype='<u2')       # check_data says more
 
 def check_data(folder, meta):
     """
-    Checks that the files are the ones that meta describes and that every id is in the vocabulary. A shard is read once,
-    and again only if it has changed: checked.json keeps what was found. -> meta, where nanoGPT's shards now have tokens
-    and sha256, too. Raises UserError.
+    Checks the files against meta, and all ids against the vocabulary. Returns meta, completed for nanoGPT's shards.
+    A shard is read again only if it has changed: checked.json keeps what was found. Raises UserError.
     """
     cache = folder / 'checked.json'
     known = {}
     with suppress(UserError):           # if it is missing or damaged
         known = read_json(cache)
+    shards = meta['train']['shards'] + meta['val']['shards']
     file = folder / 'tokenizer.json'
     try:
         if 'tokenizer_sha256' in meta and file_sha256(file) != meta['tokenizer_sha256']:
             raise ValueError('it is not the one that made the tokens')
-        for shard in tqdm(meta['train']['shards'] + meta['val']['shards'], 'checking', disable=None, leave=False):
+        for shard in shown(shards, 'checking'):
             file = folder / shard['name']
             info = file.stat()
             stamp = f'{file.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'      # a copy has another inode
-            if stamp not in known:
+            if 'largest' not in known.get(stamp, {}):
                 known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # a folder that cannot be written to is checked every time
                     cache.write_text(json.dumps(known))
-            found = known[stamp]
-            if not shard.items() <= found.items():      # meta.json says something else
+            if not shard.items() <= known[stamp].items():
                 raise ValueError('it is not the one that meta.json describes')
-            shard.update(found)
+            shard.update(known[stamp])
     except (OSError, ValueError) as e:
-        raise UserError(f'cannot train on {folder} ({file.name}: {e}): copy it here again, or remove it and prepare it '
-                        f'again')
+        raise UserError(f'cannot train on {folder} ({file.name}: {e}); copy it again, or prepare it again')
+    largest = max(shard['largest'] for shard in shards)
+    meta['ids'] = largest + 1
+    if 'source' not in meta:
+        is_gpt2 = 50_000 <= largest < 50257
+        meta.update(vocab_size=50257 if is_gpt2 else largest + 1, eot=50256 if is_gpt2 else None,
+                    source=f'ids up to {largest:,}, without meta.json' + ', taken as those of GPT-2' * is_gpt2)
     return meta
 
 def check_shard(path, dtype, vocab_size):
     """The entry of a shard in meta.json. Raises ValueError if an id is outside the vocabulary."""
     ids = np.memmap(path, dtype, 'r')
-    if ids.max() >= vocab_size:
-        raise ValueError(f'it has the id {ids.max()}, but the vocabulary has {vocab_size:,} tokens')
-    return dict(name=path.name, tokens=len(ids), sha256=file_sha256(path))
+    largest = int(ids.max())
+    if largest >= vocab_size:
+        raise ValueError(f'it has the id {largest}, but the vocabulary has {vocab_size:,} tokens')
+    return dict(name=path.name, tokens=len(ids), sha256=file_sha256(path), largest=largest)
 
 def data_hash(meta):
     """Eight hex digits that identify the tokens of both splits."""
@@ -506,13 +601,11 @@ class Shards:
         return len(known_text(self.tok, ids)) if self.tok else 0
 
     def bits_per_byte(self, nats, known_bytes):
-        """
-        Returns the bits per byte of a text with this loss in all, in nats; None if the bytes are not known. A word that
-        the vocabulary lacks costs 8 bits a byte, and such words are taken to be as frequent as in the split.
-        """
+        """Returns the bits per byte of a text with this loss in all, in nats; None if the bytes are not known."""
         if not known_bytes or 'bytes' not in self.meta:
             return None
-        unknown = self.meta['unknown_bytes'] / self.meta['bytes']       # as a share of all bytes
+        # Words that the vocabulary lacks are taken to be as frequent as in the split, and cost 8 bits a byte.
+        unknown = self.meta['unknown_bytes'] / self.meta['bytes']
         return (1 - unknown) * nats / math.log(2) / known_bytes + unknown * 8
 
     def read(self, start, length):
@@ -528,10 +621,7 @@ class Shards:
         return tokens
 
     def starts(self, first, count, T, seed):
-        """
-        Where the sequences `first`, `first` + 1, ... begin; epochs follow each other without end. A pure function of
-        seed and number: there is no loader state to save.
-        """
+        """Returns where the sequences from `first` on begin, in endless epochs. A pure function: no state to save."""
         n = (len(self) - T) // T        # sequences per epoch: T tokens are left over for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
@@ -546,10 +636,8 @@ class Shards:
 
 @lru_cache(maxsize=8)       # two epochs of a few data sets
 def epoch_order(seed, epoch, n, T):
-    """
-    The starts of an epoch: every non-overlapping sequence of T tokens once. Their order and a common offset depend on
-    (seed, epoch) alone. Raw words of Philox are the same in every version of numpy.
-    """
+    """Returns the starts of an epoch: each sequence of T tokens once. Their order depends on (seed, epoch) alone."""
+    # Raw words of Philox are the same in every version of numpy.
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
     return np.argsort(words[1:], kind='stable') * T + int(words[0]) % T         # numpy 1 divides words[0] in float64
 

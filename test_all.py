@@ -7,6 +7,7 @@ transformers, the plain form, a file on disk) or checks a property that has to h
 """
 import copy
 import csv
+import errno
 import gzip
 import hashlib
 import importlib
@@ -1727,7 +1728,7 @@ def write_forms(texts):
     """Writes the same documents in every form. -> the paths"""
     raw = END_OF_TEXT.join(texts).encode()
     objects = [{'body': text} for text in texts]
-    lines = '\n'.join(map(json.dumps, objects)).encode()
+    lines = ('\n\n' + '\n'.join(map(json.dumps, objects))).encode()
     forms = {'a.txt': raw, 'b.txt.gz': raw, 'c.txt.xz': raw, 'd.jsonl': lines, 'e.jsonl.zst': lines,
              'h.json': json.dumps(objects).encode(), 'i.txt': '\ufeff'.encode() + raw, 'f.d/picture.png': b'\x89PNG\0'}
     write('f.d/.hidden/x.txt', 'not for training')
@@ -1765,6 +1766,122 @@ def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
         assert {*data.all_texts} - {'train-0'} == {'values', 'validation-0'}
     os.remove('hub/validation-0.jsonl')
     assert Prepared(tokenizer='byte', **both).val_texts == ['validation-0']      # the text is not needed afterwards
+
+# the files of a folder: those for training | for validation | left out
+SPLIT_FILES = '''
+train.txt | validation.txt | test.txt
+wiki.train.tokens | wiki.valid.tokens | wiki.test.tokens
+a.jsonl | dev.jsonl tales_val.jsonl | tales_test.jsonl
+b-train-1.csv | b-VAL-1.csv | b.test.csv
+train/a.json | validation/a.json | test/b.json
+contest.txt devil.txt new-test/a.txt test-train.txt values.txt | val.txt | train-test.txt
+a.jsonl.gz b.jsonl | dev.jsonl | LICENSE README.md archive.tar.gz
+a.json b.json.gz | dev.json | index.csv
+a.txt b.txt | dev.txt | index.csv picture.png
+'''
+
+def write_named(path, name):
+    """Writes a file of the format that its name says, with one document: the name."""
+    text = name + ' ' * (0 if name == 'index.csv' else 999 if name in ('LICENSE', 'README.md') else 99)
+    forms = {'.csv': f'text\n{text}\n', '.jsonl': json.dumps(dict(text=text)), '.json': json.dumps([dict(text=text)]),
+             '.png': '\x89PNG\0' + text * 999, '.tar': '\0' * 999}
+    suffix = Path(name.removesuffix('.gz')).suffix
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with fsspec.open(path, 'wt', compression='infer') as file:
+        file.write(forms.get(suffix, text))
+
+@parametrize('train, val, out', rows(SPLIT_FILES))
+def test_the_names_of_files_say_for_which_split_they_are(train, val, out, printed):
+    for name in f'{train} {val} {out}'.split():
+        write_named(Path('d', name), name)
+    data = Prepared('d', tokenizer='byte')
+    assert [text.strip() for text in data.texts(data.train)] == train.split()
+    assert [text.strip() for text in data.val_texts] == val.split()
+    said = printed()
+    for name in out.split():
+        assert Path(name).name in re.search('(test|other): .*', said)[0]
+
+@not_windows
+def test_each_real_file_is_read_once_however_many_links_lead_to_it():
+    write('top/dir/a.txt', 'first')
+    write('elsewhere/b.txt', 'second')
+    for link, target in dict(latest='dir', all='.', again='../top', more='../elsewhere', gone='nowhere').items():
+        os.symlink(target, f'top/{link}')
+    os.symlink('dir/a.txt', 'top/copy.txt')
+    found = prepare.real_files('top', set())
+    assert sorted(path.resolve().name for path in found) == ['a.txt', 'b.txt']
+    assert Prepared('top/dir', tokenizer='byte', val_dataset='top/more').val_texts == ['second']
+
+# a text | the separator, as it is typed
+SEPARATORS = r'''
+a\nb\nc | \n
+a\r\nb\r\nc | \n
+a\r\nb\r\nc | \r\n
+a\n\nb\n\nc | \n\n
+a\r\n\r\nb\r\n\r\nc\r\n | \n\n
+a\r\n\r\nb\n\nc | \r\n\r\n
+a\tb\tc | \t
+a\n--\nb\r\n--\r\nc | \n--\n
+'''
+
+@parametrize('text, typed', rows(SEPARATORS))
+def test_a_separator_is_found_with_either_line_ends_and_as_it_is_typed(text, typed):
+    write('s.txt', text.encode().decode('unicode_escape'))
+    data = Prepared('s.txt', tokenizer='byte', separator=typed, val_dataset='s.txt')
+    assert [text.strip('\r\n') for text in data.val_texts] == ['a', 'b', 'c']
+
+def test_a_separator_that_does_not_occur_is_said(printed):
+    run_main(prepare, '--separator=the', dataset='corpus.txt', tokenizer='byte')
+    assert 'does not occur' not in printed()
+    write('s.txt', 'emma olivia ' * 9)
+    run_main(prepare, dataset='s.txt', tokenizer='char')
+    assert 'does not occur' not in printed()
+    run_main(prepare, '--separator=--', dataset='s.txt', tokenizer='byte')
+    assert "'--' does not occur" in printed()
+
+@parametrize('encoding', ['utf-8-sig', 'utf-16-le', 'utf-16-be'])
+def test_a_byte_order_mark_says_the_encoding_and_is_no_text(encoding):
+    mark = '\ufeff' * encoding.startswith('utf-16')
+    Path('a.txt').write_bytes((mark + 'déjà\nvu 😀').encode(encoding))
+    lines = [json.dumps(dict(text=text), ensure_ascii=False) for text in ('déjà\u2028', 'vu 😀')]
+    Path('b.jsonl').write_bytes((mark + '\n'.join(lines)).encode(encoding))
+    data = Prepared('a.txt', tokenizer='byte', val_dataset='b.jsonl')
+    assert data.texts(data.train) == ['déjà\nvu 😀']
+    assert data.val_texts == ['déjà\u2028', 'vu 😀']
+
+def test_a_text_without_separators_is_never_in_memory_as_a_whole(monkeypatch):
+    small_blocks(monkeypatch)
+    write('a.txt', 'word ' * 20_000)
+    write('b.txt', 'more ' * 20_000)
+    files = [Path('a.txt'), Path('b.txt')]
+    for val_files in [], files:
+        parts = [*prepare.split_texts(files, val_files, '', 0.1, 'reading')]
+        assert max(len(part) for _, part in parts) < 10_000
+        for split in 'train', 'val':
+            text = b''.join(part for name, part in parts if name == split)
+            assert len(text) == (200_002 if val_files else dict(train=180_001, val=20_001)[split])
+
+@not_windows
+def test_a_folder_without_locks_can_be_used_and_a_lock_that_is_held_is_named(monkeypatch, printed):
+    def refuse(self, **_):
+        raise OSError(errno.ENOLCK, 'No locks available')
+
+    with configurator.lock(Path('.lock')), user_error('remove .lock, else use another'):
+        configurator.lock(Path('.lock'), wait=False)
+    monkeypatch.setattr('filelock.FileLock.acquire', refuse)
+    Prepared('corpus.txt', tokenizer='byte')
+    assert 'cannot be locked' in printed()
+
+# nanoGPT's folders, which have no meta.json
+
+def test_a_vocabulary_without_meta_json_is_taken_from_the_largest_id():
+    os.mkdir('ids')
+    for largest, vocab_size, eot in (64, 65, None), (50_256, 50_257, 50_256), (60_000, 60_001, None):
+        for split in 'train', 'val':
+            np.array([0, largest if split == 'train' else 1], '<u2').tofile(f'ids/{split}.bin')
+        meta = checked(Path('ids'))
+        assert (meta['vocab_size'], meta['eot']) == (vocab_size, eot)
+        assert f'{largest:,}' in meta['source']
 
 def test_a_val_dataset_that_changes_is_noticed_beside_a_known_data_set_too():
     for name in 'data/downloads/names.txt', 'v.txt':
@@ -1851,6 +1968,11 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
     size, n = sum(len(text.encode()) for text in data.val_texts), len(data.val)
     row = f'val|{len(data.val_texts)} documents|{size:,} bytes|{n:,} tokens|{size / n:.2f} bytes per token|0 bytes'
     assert f'\n{row} unknown\nvocabulary|300 tokens, ' in out
+    write('one.txt', 'le café ' * 200)
+    Prepared('one.txt', tokenizer='byte')
+    assert re.search('train *[|] 1 document, split at 90% .*\nval *[|] 1 document, split at 90% ', printed())
+    Prepared('one.txt', tokenizer='char', val_dataset='one.txt')
+    assert re.search('val *[|] 1 document [|]', printed())
 
 # what train.py is about to read
 
@@ -2273,7 +2395,8 @@ def test_evaluation_is_the_mean_over_every_token():
     first = sorted(range(len(windows)), key=lambda i: i * (math.sqrt(5) - 1) / 2 % 1)[:20]
     near(run.val_losses[-1], sum(windows[i] for i in first) / 320, 1e-5)
     tok = load_tokenizer(run.last / 'tokenizer.json')
-    known = sum(len(tok.decode_bytes(ids[16 * i + 1:16 * i + 17].tolist())) for i in first)
+    targets = [ids[16 * i + 1:16 * i + 17] for i in first]
+    known = sum(len(tok.decode_bytes(part[part != tok.eot].numpy())) for part in targets)
     near(run.log[-2]['val_bpb'], run.val_losses[-1] * 320 / math.log(2) / known, 1e-5)
 
 def test_a_part_of_text_that_is_sorted_by_kind_has_the_loss_of_the_whole():
@@ -2384,12 +2507,14 @@ def test_options_that_make_a_run_slow_or_weak_are_named(printed):
 
 def test_a_folder_of_nanogpt_trains_as_it_is(printed):
     Path('nano').mkdir()
-    ids = np.arange(4000, dtype=np.uint16)
+    ids = np.arange(50_257 - 4000, 50_257, dtype=np.uint16)
     ids.tofile('nano/train.bin')
     ids.tofile('nano/val.bin')
     assert run_main(prepare, dataset='nano') == Path('nano')
-    near(train_here('a', '--dataset=nano --n_embd=8 --max_iters=1').losses[0], math.log(50257), 0.3)
-    assert not re.search(r'\d bits per byte', printed())
+    near(train_here('a', '--dataset=nano --tokenizer=bpe --n_embd=8 --max_iters=1').losses[0], math.log(50257), 0.3)
+    out = printed()
+    assert not re.search(r'\d bits per byte', out)
+    assert 'sample.py' not in out and 'to sample, put the tokenizer.json' in out
     resume = 'train.py a/config.py --init_from=resume --max_iters=2'
     ids[::-1].tofile('nano/train.bin')
     assert 'other data' in refusal(resume)
@@ -3585,7 +3710,26 @@ prepare.py --dataset=empty.txt | split is empty
 prepare.py --dataset=latin.txt | latin.txt is not UTF-8
 prepare.py --dataset=letter.txt | split is empty
 prepare.py --dataset=letter.txt --tokenizer=byte | split is empty
-prepare.py --dataset=no_field.jsonl | its fields are a:
+prepare.py --dataset=no_field.jsonl | record 1, has to be an object with a text in 'text' (KeyError: 'text'; fields: a)
+prepare.py --dataset=messages.jsonl --text_field=messages | record 1, has to be an object with a text in 'messages' (
+prepare.py --dataset=half.jsonl | half.jsonl, record 2
+prepare.py --dataset=strings.json | fields: none in a str
+prepare.py --dataset=under_key.json | fields: data
+prepare.py --dataset=broken.jsonl | broken.jsonl, record 2, has to be an object with a text in 'text' (JSON
+prepare.py --dataset=indented.json | indented.json, record 1
+prepare.py --dataset=latin.csv | latin.csv is not UTF-8
+prepare.py --dataset=latin | iconv -f latin1 -t utf-8; the same for 1 file (c.txt)
+prepare.py --dataset=windows.txt | iconv -f cp1252
+prepare.py --dataset=utf16.txt | utf16.txt has no text to train on
+prepare.py --dataset=a.zip | unpack archives
+prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
+prepare.py --dataset=chars | use the text: --dataset=chars/input.txt --tokenizer=char
+train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
+prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect
+prepare.py --dataset=no_field.jsonl --text_field=a --separator=x | --separator=x has no effect
+prepare.py --dataset=small.txt --tokenizer=byte --pattern=gpt4 | --pattern=gpt4 has no effect
+prepare.py --dataset=small.txt --val_dataset=letter.txt --val_fraction=0.2 | --val_fraction=0.2 has no effect
+prepare.py --dataset=small.txt --workers=-1 | workers
 prepare.py --dataset=nonsense.zst | cannot read nonsense.zst
 prepare.py --dataset=nonsense.parquet | cannot read nonsense.parquet
 prepare.py --dataset=cut.gz | cannot read cut.gz
@@ -3611,6 +3755,26 @@ BAD_FILES = {
     'small.txt': b'a few words ' * 10,
     'latin.txt': b'd\xe9j\xe0 vu ' * 1000,
     'no_field.jsonl': b'{"a": 1}\n',
+    'messages.jsonl': b'{"messages": [{"role": "user"}]}',
+    'half.jsonl': b'{"text": "a"}\n{"text": "\\ud83d"}',
+    'strings.json': b'["a", "b"]',
+    'under_key.json': b'{"data": [{"text": "a"}]}',
+    'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
+    'indented.json': b'{\n  "text": "a"\n}\n',
+    'latin.csv': b'text\nd\xe9j\xe0\n',
+    'latin/a.txt': b'a',
+    'latin/b.txt': b'd\xe9',
+    'latin/c.txt': b'\xe9',
+    'windows.txt': b'\x93d\xe9\x94 ' * 99,
+    'utf16.txt': 'a text'.encode('utf-16-le'),
+    'a.zip': b'PK\3\4\0\0',
+    'tests/test.txt': b'a',
+    'tests/val.txt': b'a',
+    'chars/train.bin': b'\0\0',
+    'chars/val.bin': b'\0\0',
+    'chars/meta.pkl': b'',
+    'ids/train.bin': b'\0\0' * 999,
+    'ids/val.bin': b'\0\0' * 999,
     'nonsense.zst': b'nonsense',
     'nonsense.parquet': b'nonsense',
     'cut.gz': gzip.compress(b'a' * 999)[:-9],
@@ -3622,6 +3786,7 @@ BAD_FILES = {
 @parametrize('line, says', rows(BAD_INPUT))
 def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, says):
     for name, data in BAD_FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(data)
     assert says in refusal(line)
     assert not any(Path('out').glob('*/*.py'))

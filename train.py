@@ -937,7 +937,7 @@ def start(out, device, source, resumed, state):
         raise UserError(f'{resumed} was trained on other data; use its config.py, or start with --init_from={resumed}')
     torch.manual_seed(seed)
     origin = resumed or source
-    model = make_model(origin, meta['vocab_size'], resumed).to(device).train()
+    model = make_model(origin, meta['ids'] if origin else meta['vocab_size'], resumed).to(device).train()
     model.compute_dtype = getattr(torch, state['dtype'])
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
