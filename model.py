@@ -416,6 +416,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
+        self.saved_dtype = None         # of the weights in a checkpoint: that of the model it began with; None: as here
         # The padding exists only in this class: its rows are zero, it never gets a probability, and it is in no
         # checkpoint.
         self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
@@ -728,7 +729,7 @@ def weights_on_disk(model):
         del tensors['lm_head.weight']
     if family(model.config) == 'gpt2':
         tensors = to_gpt2(tensors)
-    return tensors
+    return {name: x.to(model.saved_dtype or x.dtype) for name, x in tensors.items()}
 
 # config.json's names for fields of GPTConfig; of several names for one, the last that is there counts
 LLAMA_KEYS = dict(
@@ -774,7 +775,7 @@ def family(config):
 
 def export_config(model, eot):
     """Returns the contents of config.json, which transformers can read unless the model is a gpt_ablation."""
-    config, dtype = model.config, str(model.lm_head.weight.dtype)
+    config, dtype = model.config, str(model.saved_dtype or model.lm_head.weight.dtype)
     kind = family(config)
     d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot,
              pad_token_id=None)         # without it, SmolLM3's would be 128,004
@@ -871,11 +872,14 @@ def load_model(folder, **overrides):
         for file in folder.glob('model*.safetensors'):
             for name, x in load_file(file).items():
                 if not name.endswith(NO_WEIGHTS):
-                    tensors[name] = x.float()
+                    tensors[name] = x
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
         with torch.device('meta'):      # names and shapes only: a bad file allocates nothing
             model = GPT(config)
+        model.saved_dtype = tensors['model.embed_tokens.weight'].dtype
+        for name in tensors:
+            tensors[name] = tensors[name].float()
         if config.tie_weights:
             tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
         for name in PADDED:
@@ -1008,7 +1012,7 @@ def write_gguf(path, model, tok, ends, dtype, folder):
         if kind in ('llama', 'smollm3') and part in heads:       # the two rows that rope rotates stand side by side
             x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
-        x = gguf.quants.quantize(x.numpy(), stored_as)
+        x = gguf.quants.quantize(x.float().numpy(), stored_as)
         w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
     try:
         w.write_header_to_file()

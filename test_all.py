@@ -2633,6 +2633,32 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
     longer = train_here('c', '--dataset=new.txt --init_from=theirs --block_size=32 --max_iters=1')
     assert read_json(longer.last / 'config.json')['max_position_embeddings'] == 32
 
+def test_a_token_that_the_model_lacks_does_no_harm_if_no_text_has_it():
+    first = train_here('a', '--max_iters=1')
+    shutil.copytree(first.last, 'theirs', ignore=shutil.ignore_patterns('manifest.json', 'training*'))
+    tok = read_json('theirs/tokenizer.json')
+    tok['added_tokens'].append(dict(tok['added_tokens'][-1], id=257, content='[PAD]'))
+    write('theirs/tokenizer.json', json.dumps(tok))
+    last = train_here('b', '--init_from=theirs --dataset=corpus.txt --max_iters=1').last
+    assert read_json(last / 'config.json')['vocab_size'] == 257
+    assert load_tokenizer(last / 'tokenizer.json').vocab_size == 258
+
+def test_a_model_in_bfloat16_is_saved_in_it_and_resumed_from_more():
+    first = train_here('a', '--max_iters=3')
+    shutil.copytree(first.last, 'theirs', ignore=shutil.ignore_patterns('manifest.json', 'training*'))
+    tensors = load_file('theirs/model.safetensors')
+    save_file({name: x.bfloat16() for name, x in tensors.items()}, 'theirs/model.safetensors')
+    knobs = '--init_from=theirs --dataset=corpus.txt --lr_decay_iters=6 --save_interval=3'
+    straight = train_here('b', f'{knobs} --max_iters=6')
+    train_here('c', f'{knobs} --max_iters=3')
+    assert train_here('c', '--lr_decay_iters=6 --max_iters=6 --init_from=resume').bits == straight.bits
+    weights = load_file(straight.last / 'model.safetensors')
+    assert {x.dtype for x in weights.values()} == {torch.bfloat16}
+    assert read_json(straight.last / 'config.json')['torch_dtype'] == 'bfloat16'
+    more = load_file(straight.last / 'training.tensors')
+    for name, x in weights.items():
+        assert torch.equal(more[f'w.{name}'].bfloat16(), x)
+
 def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_there(printed):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     write_corpus('new.txt', 22)

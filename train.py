@@ -237,6 +237,8 @@ class Optimizer(torch.optim.Optimizer):
                 self.weights[name].copy_(w.detach())
                 w.data, w.grad = self.weights[name], self.g[here].view_as(w)
                 self.tensors[f'm.{name}'] = self.m[here].view_as(w)
+                if model.saved_dtype == torch.bfloat16:         # too coarse to resume from
+                    self.tensors[f'w.{name}'] = self.weights[name]
                 if group.rule != 'muon':
                     self.tensors[f'v.{name}'] = self.v[here].view_as(w)
                 stop = here.stop
