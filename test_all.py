@@ -20,6 +20,7 @@ import pkgutil
 import random
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import socket
@@ -2518,9 +2519,55 @@ def test_a_folder_of_nanogpt_trains_as_it_is(printed):
     resume = 'train.py a/config.py --init_from=resume --max_iters=2'
     ids[::-1].tofile('nano/train.bin')
     assert 'other data' in refusal(resume)
-    ids[7] = 50257
-    ids.tofile('nano/val.bin')
-    assert 'val.bin: it has the id 50257' in refusal(resume)
+
+def test_a_checkpoint_of_earlier_versions_is_resumed():
+    straight = train_here('a', '--max_iters=6')
+    run = train_here('b', '--max_iters=6 --lr_decay_iters=6')
+    shutil.rmtree('b')
+    train_here('b', '--max_iters=3 --lr_decay_iters=6')
+    last = Run('b').last
+    (last / 'training.tensors').rename(last / 'training.safetensors')
+    change(last / 'manifest.json', 'training.tensors', 'training.safetensors')
+    assert train_here('b', '--max_iters=6 --lr_decay_iters=6 --init_from=resume').bits == run.bits == straight.bits
+
+def test_another_model_is_evaluated_before_it_is_trained_and_a_new_one_is_not():
+    run = train_here('a', '--max_iters=3')
+    assert [entry['step'] for entry in run.log if 'val_loss' in entry] == [3]
+    further = train_here('b', f'--max_iters=3 --init_from={run.last} --dataset=corpus.txt')
+    assert [entry['step'] for entry in further.log if 'val_loss' in entry] == [0, 3]
+    assert further.val_losses[0] == run.val_losses[0]
+    assert further.kept == [3]
+
+def test_runs_that_start_at_once_take_the_next_folder():
+    Path('out/corpus').mkdir(parents=True)
+    line = f'train.py {SMALL_RUN} --max_iters=2'
+    with configurator.lock(Path('out/corpus/.lock')):
+        for knobs in '--out_dir=out/corpus', '--init_from=auto':
+            assert 'another process works in out/corpus' in refusal(f'{line} {knobs}')
+        assert command(line) == 0
+    assert Run('out/corpus-2').kept == [2]
+
+def test_the_commands_that_a_run_prints_can_be_pasted_in_any_folder():
+    os.rename('corpus.txt', 'my text.txt')
+    done = launch(HERE / 'train.py', *SMALL_RUN.split(), '--dataset=my text.txt', '--out_dir=my run', '--max_iters=2')
+    commands = [shlex.split(line) for line in re.findall('python (.*)', done.stdout)]
+    assert len(commands) == 3
+    for line in commands[1:]:
+        launch(*line)
+
+@parametrize('stdout', ['io.StringIO()', 'None'])
+def test_a_run_needs_no_terminal(stdout):
+    """As in Jupyter and IDLE, whose sys.stdout is not like that of Python."""
+    arguments = ['train.py', *SMALL_RUN.split(), '--max_iters=2']
+    write('cell.py', f'import io, runpy, sys\nsys.argv = {arguments}\nsys.stdout = {stdout}\n'
+          f'sys.path.insert(0, {str(HERE)!r})\nrunpy.run_path({str(HERE / "train.py")!r}, run_name="__main__")\n')
+    done = launch('cell.py')
+    assert Run('out/corpus').kept == [2]
+    assert done.stderr == ''
+
+def test_main_can_be_called_from_a_script_that_imports_train():
+    run_main(train, *SMALL_RUN.split(), '--max_iters=2')
+    assert Run('out/corpus').kept == [2]
 
 def test_a_finished_run_is_left_as_it_is(printed):
     run = train_here('a', '--max_iters=3 --dropout=0.5')

@@ -440,7 +440,7 @@ NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # of the run so far, evaluations and saves included; of its first step
     lr=0.0, warm_up=(0, 0.0),           # the rate of the last step; the step and the rate at which the warm-up began
-    evaluated=dict(step=0),             # the last evaluation and its step; step 0: none yet
+    evaluated=dict(step=0),             # the last evaluation and its step; a new model is not evaluated at step 0
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
     dtype='auto', compile='auto',       # what was used; a resumed run takes it for 'auto'
     knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
@@ -980,6 +980,8 @@ def start(out, device, source, resumed, state):
         f'{WORLD_SIZE} x {batch_size // WORLD_SIZE // micro} x {micro})')
 
     state.update(data=data, compile=compiled)
+    if source and not resumed:
+        state['evaluated'] = dict(step=-1)          # what another model can do already is shown before the first step
     ends = find_ends(origin or folder, meta['eot'])
     kept = keep_from(origin, ends) if origin else ()
     run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', ends, kept, model, fast, opt, scaler,

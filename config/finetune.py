@@ -17,5 +17,7 @@ learning_rate = 3e-5
 warmup_iters = 10
 beta2 = 0.95
 
-eval_interval = 20
+eval_interval = 20          # and before the first step
+save_interval = 100         # a checkpoint of GPT-2 with its moments has 1.5 GB
+sample_start = '\n'
 log_interval = 1
