@@ -782,7 +782,8 @@ def export_config(model, eot):
     if kind == 'gpt_ablation':
         return dict(d, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
-    d.update(fixed, architectures=[name])
+    # in a Qwen3, transformers 4.51 takes a missing sliding_window to be 4,096 tokens
+    d.update(fixed, architectures=[name], sliding_window=None)
     for theirs, ours in keys.items():
         d[theirs] = getattr(config, ours)
     if d.pop('factor', 1) != 1:
@@ -935,7 +936,8 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
             end = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}.get(eot)
             write_json(unfinished / 'tokenizer_config.json', dict(
                 tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end, pad_token=end,
-                model_max_length=model.config.block_size))
+                model_max_length=model.config.block_size,
+                model_input_names=['input_ids', 'attention_mask']))     # transformers 4 adds a third, which fails
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)
         write_json(unfinished / MANIFEST, {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())})

@@ -1145,6 +1145,7 @@ def test_transformers_opens_a_checkpoint_with_the_same_logits(name):
 LOOKED_FOR = '''
 qwen3 | max_window_layers | 2
 qwen3 | attention_bias | False
+qwen3 | sliding_window | None
 gpt2 | n_ctx | 16
 '''
 
@@ -1190,6 +1191,7 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     assert theirs.eos_token_id == 256
     assert read_json(folder / 'config.json')['eos_token_id'] == 256
     batch = theirs(['h', 'hé'], padding=True)
+    assert {*batch} == {'input_ids', 'attention_mask'}
     assert batch.input_ids == [[104, 256, 256], list('hé'.encode())]
     assert batch.attention_mask == [[1, 0, 0], [1, 1, 1]]
 
