@@ -238,7 +238,7 @@ def opened(path):
     """Opens a file, decompressed, without byte order mark, and as UTF-8 if it has that of UTF-16. Raises UserError."""
     try:
         # fsspec would open the first file of a .zip, and not say which package a .zst needs
-        compression = {'.zip': None, '.zst': 'zstd'}.get(path.suffix, 'infer')
+        compression = {'.zip': None, '.zst': 'zstd'}.get(path.suffix.lower(), 'infer')
         with fsspec.open(path, compression=compression) as file:
             mark = file.read(3)
             file.seek(3 if mark == codecs.BOM_UTF8 else 0)

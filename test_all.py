@@ -3796,7 +3796,7 @@ prepare.py --dataset=latin.csv | latin.csv is not UTF-8
 prepare.py --dataset=latin | iconv -f latin1 -t utf-8; the same for 1 file (c.txt)
 prepare.py --dataset=windows.txt | iconv -f cp1252
 prepare.py --dataset=utf16.txt | utf16.txt has no text to train on
-prepare.py --dataset=a.zip | unpack archives
+prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
 prepare.py --dataset=chars | use the text: --dataset=chars/input.txt --tokenizer=char
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
@@ -3842,7 +3842,7 @@ BAD_FILES = {
     'latin/c.txt': b'\xe9',
     'windows.txt': b'\x93d\xe9\x94 ' * 99,
     'utf16.txt': 'a text'.encode('utf-16-le'),
-    'a.zip': b'PK\3\4\0\0',
+    'a.ZIP': b'PK\3\4\0\0',
     'tests/test.txt': b'a',
     'tests/val.txt': b'a',
     'chars/train.bin': b'\0\0',
