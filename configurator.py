@@ -75,7 +75,7 @@ class Output:
         pass
 
 # a disk that is full or read-only, a name that is taken by something else, a folder on a network that is not there
-FULL_OR_CLOSED = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENOLCK ENOTSUP'.split()
+FULL_OR_CLOSED = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENAMETOOLONG ENOLCK ENOTSUP'.split()
 
 def launch(main):
     """Runs a script's main. Mistakes, a missing package, Ctrl-C or a full disk are one line; bugs keep a traceback."""
@@ -140,7 +140,7 @@ def lock(path, wait=True):
         print(f'waiting: {owner}', flush=True)
         return FileLock(path).acquire()
     except OSError as e:
-        if e.errno not in (errno.ENOLCK, errno.ENOTSUP):
+        if e.errno not in (errno.ENOLCK, errno.ENOTSUP) and errno.errorcode.get(e.errno) in FULL_OR_CLOSED:
             raise
         print(f'{path} cannot be locked ({e}); make sure that no other process works in this folder', flush=True)
         return nullcontext()
@@ -215,9 +215,10 @@ def configure(script, *others, quiet=False):
     """
     defaults, homes = {}, []
     for space in reversed([script, *map(vars, others)]):        # the script's own come last and win
+        before = getattr(space.get('config'), 'defaults', {})       # another run in a notebook may have set the module
         for name, value in space.items():
             if name.islower() and not name.startswith('_') and type(value) in KINDS:
-                defaults[name] = value
+                defaults[name] = before.get(name, value)
         if isinstance(space, dict):         # of a module, not of a class
             homes += [space, space.get('config', {})]
     knobs = Knobs(defaults, homes)

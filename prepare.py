@@ -31,7 +31,7 @@ import fsspec
 import numpy as np
 from tqdm import tqdm
 
-from configurator import (UserError, check_range, configure, count, file_sha256, launch, lock, read_json,
+from configurator import (UserError, check_range, command, configure, count, file_sha256, launch, lock, read_json,
                           whole_folder)
 from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, NotUTF8, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, byte_tokenizer, check_vocab_size, default_workers, load_tokenizer, merge_words,
@@ -72,6 +72,8 @@ def check_knobs(tokenizer, vocab_size):
         raise UserError(f'there is no pattern {pattern!r}; give {" or ".join(PATTERNS)}')
     if tokenizer == 'bpe':
         check_vocab_size(vocab_size, [END_OF_TEXT])
+    if tokenizer == 'word':
+        check_range(dict(vocab_size=vocab_size), 3, math.inf, 'vocab_size')
     check_range(config, 0, 1, 'val_fraction')
     check_range(config, 0, math.inf, 'workers')
     check_range(config, 1, math.inf, 'shard_tokens')
@@ -98,8 +100,9 @@ DOWNLOADS = Path('data/downloads')
 def find_source(dataset):
     """Returns the settings for meta.json, and the files of a data set and of val_dataset (none that are not there)."""
     known = DATASETS.get(dataset, {})
-    files = [DOWNLOADS / name for name in known.get('files', [])] or real_files(dataset, set())
-    val_files = real_files(val_dataset, set()) if val_dataset else []
+    seen = set()            # what is for validation is not for training
+    val_files = real_files(val_dataset, seen) if val_dataset else []
+    files = [DOWNLOADS / name for name in known.get('files', [])] or real_files(dataset, seen)
     # relative if inside this folder, so that a project can be moved with its data
     source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     if dataset == 'python':
@@ -110,8 +113,8 @@ def find_source(dataset):
     cut_at = cut_at.replace('\\n', '\n').replace('\\r', '\r').replace('\\t', '\t').replace('\r\n', '\n')
     # all options that change the tokens: a folder that was made with other values is refused
     held_out = 0.0 if val_dataset else val_fraction or known.get('val_fraction', 0.1)
-    settings = dict(dataset=data_name(dataset), source=source, val_fraction=held_out, separator=cut_at,
-                    text_field=text_field, pattern=pattern, val_dataset=val_dataset)
+    settings = dict(dataset=data_name(dataset), source=source, val_dataset=val_dataset, val_fraction=held_out,
+                    separator=cut_at, text_field=text_field, pattern=pattern)
     return settings, files, val_files
 
 def standard_library():
@@ -128,8 +131,8 @@ def real_files(path, seen):
         return []
     seen.add(real)
     if path.is_dir():
-        inside = sorted(file for file in path.iterdir() if not file.name.startswith('.'))
-        return [found for file in inside for found in real_files(file, seen)]
+        inside = sorted((file.is_symlink(), file) for file in path.iterdir() if not file.name.startswith('.'))
+        return [found for _, file in inside for found in real_files(file, seen)]
     return [path] if path.is_file() else []
 
 SPLITS = dict(train='train', val='val', valid='val', validation='val', dev='val', test='test')
@@ -291,6 +294,8 @@ def json_rows(file):
     first = file.readline()
     while first.isspace():
         first = file.readline()
+    if not first:
+        return []
     if not first.lstrip().startswith(b'{'):
         return json.loads(first + file.read())
     return (json.loads(line) for line in chain([first], file) if line.strip())
@@ -453,7 +458,9 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
             if not folder.exists():         # another process may have made it meanwhile
                 fetch(files, DATASETS.get(dataset))
                 parts = sort_files(files, os.path.commonpath(files) if dataset in DATASETS else dataset)
-                parts['val'] = val_files or parts['val']
+                if val_files:
+                    found = sort_files(val_files, val_dataset)
+                    parts['val'] = found['train'] + found['val'] + found['test']
                 make_folder(folder, dict(settings, source_time=written), parts, tokenizer, vocab_size)
 
     made_with = config.defaults | read_meta(folder)         # a folder may be older than an option
@@ -531,7 +538,8 @@ def read_meta(folder):
     if path.exists():
         return read_json(path)
     if (folder / 'meta.pkl').exists():
-        raise UserError(f'{folder}/meta.pkl is not read; use the text: --dataset={folder}/input.txt --tokenizer=char')
+        line = command('prepare.py', f'--dataset={folder}/input.txt', '--tokenizer=char')
+        raise UserError(f'{folder} has a vocabulary in meta.pkl, which is not read; use its text: {line}')
     splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
     return dict(splits, vocab_size=1 << 16, dtype='<u2')       # check_data says more
 

@@ -1811,8 +1811,13 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     for link, target in dict(latest='dir', all='.', again='../top', more='../elsewhere', gone='nowhere').items():
         os.symlink(target, f'top/{link}')
     os.symlink('dir/a.txt', 'top/copy.txt')
+    write('held/a.txt', 'for training')
+    write('held/b.txt', 'for validation')
+    write('held/README.md', '')
+    data = Prepared('held', tokenizer='byte', val_dataset='held/b.txt')
+    assert data.all_texts == ['for training', 'for validation']
     found = prepare.real_files('top', set())
-    assert sorted(path.resolve().name for path in found) == ['a.txt', 'b.txt']
+    assert sorted(path.name for path in found) == ['a.txt', 'b.txt']        # by their own names
     assert Prepared('top/dir', tokenizer='byte', val_dataset='top/more').val_texts == ['second']
 
 # a text | the separator, as it is typed
@@ -1830,7 +1835,8 @@ a\n--\nb\r\n--\r\nc | \n--\n
 @parametrize('text, typed', rows(SEPARATORS))
 def test_a_separator_is_found_with_either_line_ends_and_as_it_is_typed(text, typed):
     write('s.txt', text.encode().decode('unicode_escape'))
-    data = Prepared('s.txt', tokenizer='byte', separator=typed, val_dataset='s.txt')
+    shutil.copy('s.txt', 'v.txt')
+    data = Prepared('s.txt', tokenizer='byte', separator=typed, val_dataset='v.txt')
     assert [text.strip('\r\n') for text in data.val_texts] == ['a', 'b', 'c']
 
 def test_a_separator_that_does_not_occur_is_said(printed):
@@ -1974,7 +1980,8 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
     write('one.txt', 'le café ' * 200)
     Prepared('one.txt', tokenizer='byte')
     assert re.search('train *[|] 1 document, split at 90% .*\nval *[|] 1 document, split at 90% ', printed())
-    Prepared('one.txt', tokenizer='char', val_dataset='one.txt')
+    shutil.copy('one.txt', 'two.txt')
+    Prepared('one.txt', tokenizer='char', val_dataset='two.txt')
     assert re.search('val *[|] 1 document [|]', printed())
 
 # what train.py is about to read
@@ -2566,6 +2573,16 @@ def test_a_run_needs_no_terminal(stdout):
     done = launch('cell.py')
     assert Run('out/corpus').kept == [2]
     assert done.stderr == ''
+
+def test_a_second_run_in_a_notebook_begins_with_the_defaults():
+    write('twice.py', f'import runpy, sys\nsys.path.insert(0, {str(HERE)!r})\n'
+          f'for knobs in ["--pattern=gpt4"], []:\n    sys.argv = ["train.py", "--dataset=corpus.txt", *knobs]\n'
+          f'    sys.argv += {[*SMALL_RUN.split()[2:], "--max_iters=1"]}\n'
+          f'    runpy.run_path({str(HERE / "train.py")!r}, run_name="__main__")\n'
+          f'    import shutil; shutil.move("data", f"data{{len(knobs)}}")\n')
+    launch('twice.py')
+    patterns = [read_json(f'data{n}/corpus-bpe4096/meta.json')['pattern'] for n in (1, 0)]
+    assert patterns == ['gpt4', 'gpt2']
 
 def test_main_can_be_called_from_a_script_that_imports_train():
     run_main(train, *SMALL_RUN.split(), '--max_iters=2')
@@ -3776,7 +3793,8 @@ train.py --optimizer=adamx | adamw
 train.py --lr_decay=step | linear
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
 train.py --grad_clip=-1 | grad_clip = -1.0 is not at least 0; change --grad_clip
-train.py --seed=18446744073709551616 | seed = 18446744073709551616 is not
+train.py --seed=18446744073709551615 | seed = 18446744073709551615 is not
+train.py --beta2=1 | beta2 = 1.0 is not at least 0 and below 1
 sample.py | python train.py
 sample.py --out_dir=nowhere | nowhere
 sample.py --temperature=-1 | error: temperature = -1.0 is not at least 0
@@ -3798,7 +3816,9 @@ prepare.py --dataset=windows.txt | iconv -f cp1252
 prepare.py --dataset=utf16.txt | utf16.txt has no text to train on
 prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
-prepare.py --dataset=chars | use the text: --dataset=chars/input.txt --tokenizer=char
+prepare.py --dataset=chars | prepare.py --dataset=chars/input.txt --tokenizer=char
+prepare.py --dataset=small.txt --val_dataset=small.txt | there is no text
+prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2 | vocab_size = 2 is not at least 3
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
 prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect
 prepare.py --dataset=no_field.jsonl --text_field=a --separator=x | --separator=x has no effect

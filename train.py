@@ -798,8 +798,11 @@ def check_knobs():
     """Raises UserError if an option's value is not valid."""
     check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints')
     check_range(config, 0, math.inf, 'max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size',
-                'warmup_iters', 'grad_clip')
-    check_range(config, 0, 2 ** 64, 'seed')
+                'warmup_iters', 'grad_clip', 'learning_rate', 'adamw_scale', 'embed_scale', 'lr_decay_iters',
+                'weight_decay', 'adam_eps')
+    check_range(config, 0, 1, 'beta1', 'beta2')
+    check_range(config, 1, math.inf, 'timeout')
+    check_range(config, 0, 2 ** 64 - 3, 'seed')         # the last sample texts add up to 3
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
     if lr_decay not in ('linear', 'cosine'):
