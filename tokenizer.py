@@ -1045,7 +1045,7 @@ def find_ends(folder, eot=None):
         if path.exists():
             found = read_json(path).get('eos_token_id')
             ends += found if isinstance(found, list) else [found]
-    return [id for id in dict.fromkeys(ends) if id is not None]
+    return [id for id in dict.fromkeys(ends) if isinstance(id, int) and id >= 0]         # some files say -1 for none
 
 def load_tokenizer(path):
     """
@@ -1145,7 +1145,8 @@ class ForeignTokenizer(BaseTokenizer):
                 vocab[id] = token.encode() if token in added else from_printable(token)
         self.set_vocab(vocab, [])
         self.special_ids = added
-        self.opening = self.theirs.encode('').ids
+        ids, text = self.theirs.encode('a').ids, self.theirs.encode('a', add_special_tokens=False).ids
+        self.opening = ids[:ids.index(text[0])]         # a template may also add tokens at the end
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
             raise ValueError('a text does not come back from its ids')
 
