@@ -802,8 +802,12 @@ def import_config(folder):
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a model of one of {", ".join(FAMILIES)}')
     _, keys, values, fixed = FAMILIES[kind]
-    rope = d.get('rope_parameters') or d.get('rope_scaling') or {}
-    d = d | dict(rope_type=rope.get('type')) | rope         # older files say `type`
+    d.setdefault('original_max_position_embeddings', d.get('max_position_embeddings'))
+    for rope in d.get('rope_parameters'), d.get('rope_scaling'):        # of two, the second was added by hand
+        d = d | (rope or {})
+        d['rope_type'] = d.pop('type', d.get('rope_type'))              # older files say `type`
+    if {*(d.get('layer_types') or ())} - {'full_attention'}:
+        raise UserError('layer_types other than full_attention are not supported; use another model')
     rope = LLAMA3 if d.get('rope_type') == 'llama3' else dict(rope_type='default', factor=1)
     for name, value in (fixed | rope).items():
         if d.get(name) not in (value, None):
@@ -870,7 +874,8 @@ def load_model(folder, **overrides):
     try:
         config = replace(import_config(folder), **overrides)
         tensors = {}
-        for file in folder.glob('model*.safetensors'):
+        # in parts only if it is not whole: an older file may lie beside it
+        for file in [*folder.glob('model.safetensors')] or folder.glob('model-*.safetensors'):
             for name, x in load_file(file).items():
                 if not name.endswith(NO_WEIGHTS):
                     tensors[name] = x
@@ -989,14 +994,17 @@ def write_gguf(path, model, tok, ends, dtype, folder):
     import gguf
     c, kind = model.config, family(model.config)
     foreign = hasattr(tok, 'theirs')
-    # llama.cpp knows SmolLM3 with nope_every = 4 only
-    if kind not in FAMILIES or c.nope_every not in (0, 4) or not (foreign or getattr(tok, 'merges', None)):
-        raise UserError('only a Llama, Qwen2, Qwen3, SmolLM3 or GPT-2 with a BPE tokenizer can be written to GGUF; use '
-                        'another model')
+    # llama.cpp knows rope_factor in a Llama only, and SmolLM3 only with nope_every = 4 and without biases
+    unknown = c.nope_every not in (0, 4) or (kind == 'smollm3' and c.bias) or (kind != 'llama' and c.rope_factor != 1)
+    if kind not in FAMILIES or unknown or not (foreign or getattr(tok, 'merges', None)):
+        raise UserError('only a Llama, Qwen2, Qwen3, SmolLM3 or GPT-2 as llama.cpp knows it, with a BPE tokenizer, can '
+                        'be written to GGUF; use another model')
     if foreign:         # llama.cpp has code of its own for each of them
         raise UserError(f'the tokenizer of {folder} was not made here; run: git clone --depth 1 '
                         f'https://github.com/ggml-org/llama.cpp && pip install transformers sentencepiece && python '
                         f'llama.cpp/convert_hf_to_gguf.py {shlex.quote(str(folder))} --outfile {shlex.quote(path)}')
+    if Path(path).exists() and not Path(path).is_file():
+        raise UserError(f'{path} is a folder or a device; use the name of a file, such as --gguf=model.gguf')
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)

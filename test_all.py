@@ -667,9 +667,20 @@ def save_gemma():
     theirs.add_tokens([AddedToken('▁▁', normalized=False)])
     theirs.save('t.json')
 
+def save_both_ends():
+    """A Llama 2 whose template also adds the end, as those of models for embeddings do."""
+    save_llama2()
+    tok = read_json('t.json')
+    ends = [dict(SpecialToken=dict(id=token, type_id=0)) for token in ('<s>', '</s>')]
+    tok['post_processor'] = dict(
+        type='TemplateProcessing', single=[ends[0], dict(Sequence=dict(id='A', type_id=0)), ends[1]], pair=[],
+        special_tokens={token: dict(id=token, ids=[id], tokens=[token]) for id, token in ((1, '<s>'), (2, '</s>'))})
+    write('t.json', json.dumps(tok))
+
 @parametrize('make, end, opening', [
     (save_smollm, END_OF_TEXT, []),
     (save_llama2, '</s>', ['<s>']),
+    (save_both_ends, '</s>', ['<s>']),
     (save_gemma, '</s>', ['<s>']),
 ])
 def test_the_tokenizers_of_known_models_open_with_their_ids(make, end, opening):
@@ -1354,7 +1365,10 @@ def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, s
 
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
     good, ablation, every_other = [small_gpt(name, vocab_size=300) for name in ('qwen3', 'no norm', 'smollm3')]
-    pairs = (ablation, small_bpe), (every_other, small_bpe), (good, byte_tokenizer()), (good, CharTokenizer(['a']))
+    scaled = small_gpt('qwen3', vocab_size=300, rope_factor=8.0)
+    biased = small_gpt('smollm3', vocab_size=300, n_layer=4, nope_every=4, bias=True)
+    pairs = [(model, small_bpe) for model in (ablation, every_other, scaled, biased)]
+    pairs += [(good, byte_tokenizer()), (good, CharTokenizer(['a']))]
     for model, tok in pairs:
         with user_error('only a Llama'):
             write_gguf('m.gguf', model, tok, [], 'float32', 'x')
@@ -1366,7 +1380,7 @@ def test_what_gguf_has_no_form_for_is_refused(small_bpe):
 def test_a_gguf_file_that_cannot_be_written_leaves_nothing(small_bpe, monkeypatch):
     model = small_gpt(vocab_size=300)
     os.mkdir('folder')
-    with pytest.raises(OSError):
+    with user_error('folder is a folder or a device'):
         write_gguf('folder', model, small_bpe, [], 'float32', 'x')
     monkeypatch.setattr('gguf.GGUFWriter.write_tensors_to_file', Mock(side_effect=OSError(28, 'the disk is full')))
     with pytest.raises(OSError):
@@ -1397,6 +1411,9 @@ config.json | "llama" | "mamba"
 config.json | "silu" | "gelu"
 config.json | "rope_theta" | "rope_scaling": {"type": "linear", "factor": 2}, "rope_theta"
 config.json | "rope_theta" | "rope_scaling": {"type": "longrope", "long_factor": [1]}, "rope_theta"
+config.json | "rope_theta" | "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}, "rope_theta"
+config.json | "rope_theta" | "rope_scaling": {"rope_type": "llama3", "low_freq_factor": 1.0}, "rope_theta"
+config.json | "rope_theta" | "layer_types": ["full_attention", "sliding_attention"], "rope_theta"
 config.json | layers": 2 | layers": 3
 config.json | sliding_window": false | sliding_window": true
 config.json | heads": 4 | heads": 0
@@ -1405,6 +1422,19 @@ config.json | "vocab_size": 50 | "vocab_size": 60
 model.safetensors | embed_tokens | my_embedding
 model.safetensors | { | [
 '''
+
+@parametrize('eos, ends', [([7, 9, 7], [2, 7, 9]), (-1, [2]), (None, [2]), ('700', [2])])
+def test_only_ids_end_a_text(eos, ends):
+    write('m/config.json', json.dumps(dict(eos_token_id=eos)))
+    assert find_ends(Path('m'), 2) == ends
+
+def test_an_older_file_beside_the_weights_is_not_read():
+    model = small_gpt('llama')
+    folder = save(model)
+    for name in 'model_old.safetensors', 'model-00001-of-00001.safetensors', 'model.fp16.safetensors':
+        zeros = {key: torch.zeros_like(x) for key, x in load_file(folder / 'model.safetensors').items()}
+        save_file(zeros, folder / name)
+    near_weights(load_model(folder), model, 0)
 
 @parametrize('name, old, new', rows(MISFITS))
 def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
