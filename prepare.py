@@ -125,31 +125,34 @@ def standard_library():
     return sorted(files, key=Path.as_posix)
 
 def real_files(path, seen):
-    """Returns the files at a path, in order and without hidden ones; each once, however many links lead to it."""
-    path, real = Path(path), os.path.realpath(path)
-    if real in seen:
+    """Returns the files at a path, without hidden ones and backups; each once, however many links lead to it."""
+    path = Path(path)
+    real = path.exists() and (path.stat().st_dev, path.stat().st_ino)
+    if not real or real in seen:
         return []
     seen.add(real)
     if path.is_dir():
-        inside = sorted((file.is_symlink(), file) for file in path.iterdir() if not file.name.startswith('.'))
+        visible = [file for file in path.iterdir() if not re.search(r'^[.]|~$|[.]bak$', file.name)]
+        inside = sorted((file.is_symlink(), file) for file in visible)
         return [found for _, file in inside for found in real_files(file, seen)]
     return [path] if path.is_file() else []
 
-SPLITS = dict(train='train', val='val', valid='val', validation='val', dev='val', test='test')
+SPLITS = dict(train='train', val='val', valid='val', validation='val', dev='val', eval='val', test='test')
 
 def split_of(name):
-    """split_of('wiki.valid.tokens') -> 'val', split_of('test/a.txt') -> 'test'; the last such word counts."""
-    *folders, name = name.lower().split('/')
-    words = ['train', *folders, *re.findall(r'[^\W\d_]+', name)]
-    return [SPLITS[word] for word in words if word in SPLITS][-1]
+    """split_of('wiki.valid.tokens') -> 'val', split_of('my_test/a.txt') -> 'test'; the last such word counts."""
+    words = re.findall(r'[^\W\d_]+', name.lower())
+    return [SPLITS[word] for word in ['train', *words] if word in SPLITS][-1]
 
 def sort_files(files, root):
     """Returns {'train', 'val', 'test', 'other': files}, by the words in their names below root."""
     formats = {}
     sizes = Counter()
     for path in shown(files, 'looking at files'):
-        kind = suffix_of(path)
-        if not kind:
+        kind = reader_of(path)
+        if re.match('cache-.*[.]arrow', path.name):         # of the package `datasets`: the same rows again
+            kind = 'binary'
+        elif not kind:
             with opened(path) as file:
                 kind = 'binary' if b'\0' in file.read(8000) else 'text'
         formats[path] = kind
@@ -163,10 +166,9 @@ def sort_files(files, root):
         parts[part].append(path)
     return parts
 
-def suffix_of(path):
-    """Returns the key of READERS in a name, if there is one: suffix_of(Path('a.csv.gz')) -> '.csv'"""
-    suffix = Path(re.sub('[.](gz|xz|zst|bz2)$', '', path.name.lower())).suffix
-    return suffix if suffix in READERS else ''
+def reader_of(path):
+    """Returns the function that reads a format, None for text: reader_of(Path('a.csv.gz')) -> csv_rows"""
+    return READERS.get(Path(re.sub('[.](gz|xz|zst|bz2)$', '', path.name.lower())).suffix)
 
 def shown(files, label):
     """The files, with a progress bar if it takes long."""
@@ -221,7 +223,7 @@ def read_texts(files, separator, label):
     size = sum(path.stat().st_size for path in files)           # of the text, unless it is compressed
     with tqdm(total=size, desc=label, unit='B', unit_scale=True, disable=None, leave=False) as bar:
         for path in files:
-            reader = READERS.get(suffix_of(path))
+            reader = reader_of(path)
             try:
                 with opened(path) as file:
                     for part in texts_of(reader(file), path) if reader else cut_text(file, path, separator):
@@ -289,25 +291,30 @@ def arrow_rows(file):       # as `datasets` of Hugging Face writes it
     from pyarrow.ipc import open_stream
     return (row for batch in open_stream(file) for row in batch.to_pylist())
 
-def json_rows(file):
-    """Reads an object per line, or one list of them."""
-    first = file.readline()
-    while first.isspace():
-        first = file.readline()
-    if not first:
-        return []
-    if not first.lstrip().startswith(b'{'):
-        return json.loads(first + file.read())
-    return (json.loads(line) for line in chain([first], file) if line.strip())
+def jsonl_rows(file):
+    return map(json.loads, filter(bytes.strip, file))
 
-def csv_rows(file, delimiter=','):
+def json_rows(file):
+    """Reads one list of objects, or an object per line."""
+    first = next(filter(bytes.strip, file), b'[]')
+    if first.lstrip().startswith(b'{'):
+        return jsonl_rows(chain([first], file))
+    return json.loads(first + file.read())
+
+def csv_rows(file):
     csv.field_size_limit(1 << 30)       # of a text, in characters; 131,072 is the default
-    return csv.DictReader(io.TextIOWrapper(file, 'utf-8', newline=''), delimiter=delimiter)
+    lines = io.TextIOWrapper(file, 'utf-8', newline='')
+    head = next(lines, '')
+    delimiter = max(',;\t', key=head.count)         # a tab in .tsv, a semicolon where a comma is decimal
+    for row in csv.DictReader(chain([head], lines), delimiter=delimiter, strict=True):
+        if None in row:         # else a text would end at a comma
+            raise csv.Error(f'more fields than the header, which {delimiter!r} separates; put texts in quotes')
+        yield row
 
 # formats with a document in each row; beside the first two, what else there is only describes them
-DATA_ALONE = '.parquet', '.arrow'
-READERS = {'.parquet': parquet_rows, '.arrow': arrow_rows, '.jsonl': json_rows, '.json': json_rows, '.csv': csv_rows,
-           '.ndjson': json_rows, '.tsv': partial(csv_rows, delimiter='\t')}
+DATA_ALONE = parquet_rows, arrow_rows
+READERS = {'.parquet': parquet_rows, '.arrow': arrow_rows, '.csv': csv_rows, '.tsv': csv_rows, '.json': json_rows,
+           **dict.fromkeys(['.jsonl', '.ndjson', '.jsonlines', '.jl'], jsonl_rows)}
 
 # -----------------------------------------------------------------------------
 # the validation split, and batches (split, raw) of about BLOCK bytes
@@ -473,9 +480,9 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
 def make_folder(folder, settings, parts, tokenizer, vocab_size):
     """Makes a data folder and prints the summary."""
     texts = parts['train'] + parts['val']
-    tables = [path for path in texts if suffix_of(path)]
+    tables = [path for path in texts if reader_of(path)]
     refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=tokenizer == 'bpe',
-                       val_fraction=not parts['val']))
+                       vocab_size=tokenizer in ('bpe', 'word'), val_fraction=not parts['val']))
     found = '; '.join(f'{part}: {some_names(paths)}' for part, paths in parts.items() if paths)
     if not parts['train']:
         raise UserError(f'{settings["source"]} has no text to train on ({found}); unpack archives, and rename files '

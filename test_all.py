@@ -1768,8 +1768,9 @@ def write_forms(texts):
     for name, data in forms.items():
         with fsspec.open(name, 'wb', compression='infer') as file:
             file.write(data)
-    with open('j.csv', 'w', newline='') as file:
-        csv.writer(file).writerows([['id', 'body'], *enumerate(texts)])
+    for name, delimiter in ('j.csv', ','), ('k.csv', ';'), ('l.tsv', '\t'):
+        with open(name, 'w', newline='') as file:
+            csv.writer(file, delimiter=delimiter).writerows([['id', 'body'], *enumerate(texts)])
     for i, text in enumerate(texts):
         write(f'f.d/{i:04d}.txt', text)
     if importlib.util.find_spec('pyarrow'):
@@ -1784,7 +1785,7 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     for path in write_forms(texts):
         data = Prepared(path, text_field='body', vocab_size=320)
         found.append([data.tok.merges, data.train, data.val])
-    assert len(found) >= 9
+    assert len(found) >= 11
     assert all(one == found[0] for one in found)
     assert data.all_texts == sorted(texts)
 
@@ -1804,10 +1805,12 @@ def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
 SPLIT_FILES = '''
 train.txt | validation.txt | test.txt
 wiki.train.tokens | wiki.valid.tokens | wiki.test.tokens
-a.jsonl | dev.jsonl tales_val.jsonl | tales_test.jsonl
+a.jsonl | eval.jsonl tales_val.jsonl | tales_test.jsonl
+a.jsonl b.ndjson | c-dev.jl d-dev.jsonlines | data.json x_test/e.jsonl
+a.tsv b.csv | dev.tsv | cache-1.arrow
 b-train-1.csv | b-VAL-1.csv | b.test.csv
 train/a.json | validation/a.json | test/b.json
-contest.txt devil.txt new-test/a.txt test-train.txt values.txt | val.txt | train-test.txt
+contest.txt devil.txt test-train.txt values.txt | val.txt | new-test/a.txt train-test.txt
 a.jsonl.gz b.jsonl | dev.jsonl | LICENSE README.md archive.tar.gz
 a.json b.json.gz | dev.json | index.csv
 a.txt b.txt | dev.txt | index.csv picture.png
@@ -1816,8 +1819,10 @@ a.txt b.txt | dev.txt | index.csv picture.png
 def write_named(path, name):
     """Writes a file of the format that its name says, with one document: the name."""
     text = name + ' ' * (0 if name == 'index.csv' else 999 if name in ('LICENSE', 'README.md') else 99)
-    forms = {'.csv': f'text\n{text}\n', '.jsonl': json.dumps(dict(text=text)), '.json': json.dumps([dict(text=text)]),
-             '.png': '\x89PNG\0' + text * 999, '.tar': '\0' * 999}
+    line = json.dumps(dict(text=text))
+    forms = {'.csv': f'text\n{text}\n', '.tsv': f'id\ttext\n1\t{text}\n', '.json': f'[{line}]',
+             '.png': '\x89PNG\0' + text * 999, '.tar': '\0' * 999, '.arrow': text}
+    forms |= dict.fromkeys(['.jsonl', '.ndjson', '.jl', '.jsonlines'], line)
     suffix = Path(name.removesuffix('.gz')).suffix
     path.parent.mkdir(parents=True, exist_ok=True)
     with fsspec.open(path, 'wt', compression='infer') as file:
@@ -1841,6 +1846,9 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     for link, target in dict(latest='dir', all='.', again='../top', more='../elsewhere', gone='nowhere').items():
         os.symlink(target, f'top/{link}')
     os.symlink('dir/a.txt', 'top/copy.txt')
+    os.link('top/dir/a.txt', 'top/dir/hard.txt')
+    for name in 'a.txt~', 'a.txt.bak':
+        write(f'top/dir/{name}', 'an older one')
     write('held/a.txt', 'for training')
     write('held/b.txt', 'for validation')
     write('held/README.md', '')
