@@ -271,15 +271,15 @@ def cut_text(file, path, separator):
 
 def texts_of(rows, path):
     """Yields the texts in rows, which have to be objects with a field text_field. Raises UserError."""
-    i, row = 1, {}
+    i, row = 1, None
     try:
         for row in rows:
             yield (row[text_field] or '').encode() + b'\xff'
-            i += 1
-    except (LookupError, TypeError, AttributeError, UnicodeEncodeError, json.JSONDecodeError) as e:
-        fields = ', '.join(map(str, row)) if isinstance(row, dict) else f'none in a {type(row).__name__}'
+            i, row = i + 1, None
+    except (LookupError, TypeError, AttributeError, UnicodeEncodeError, json.JSONDecodeError, csv.Error) as e:
+        fields = f'; fields: {", ".join(map(str, row))}' if isinstance(row, dict) else ''
         raise UserError(f'{path}, record {i}, has to be an object with a text in {text_field!r} ({type(e).__name__}: '
-                        f'{getattr(e, "msg", e)}; fields: {fields}); use another --text_field, or remove such records')
+                        f'{getattr(e, "msg", e)}{fields}); use another --text_field, or correct the record')
 
 def parquet_rows(file):
     from pyarrow.parquet import ParquetFile

@@ -3844,11 +3844,13 @@ prepare.py --dataset=letter.txt --tokenizer=byte | split is empty
 prepare.py --dataset=no_field.jsonl | record 1, has to be an object with a text in 'text' (KeyError: 'text'; fields: a)
 prepare.py --dataset=messages.jsonl --text_field=messages | record 1, has to be an object with a text in 'messages' (
 prepare.py --dataset=half.jsonl | half.jsonl, record 2
-prepare.py --dataset=strings.json | fields: none in a str
+prepare.py --dataset=strings.json | record 1, has to be an object with a text in 'text' (TypeError: string indices
 prepare.py --dataset=under_key.json | fields: data
 prepare.py --dataset=broken.jsonl | broken.jsonl, record 2, has to be an object with a text in 'text' (JSON
 prepare.py --dataset=indented.json | indented.json, record 1
 prepare.py --dataset=latin.csv | latin.csv is not UTF-8
+prepare.py --dataset=comma.csv | comma.csv, record 1, has to be an object with a text in 'text' (Error: more fields
+prepare.py --dataset=quote.tsv | quote.tsv, record 2, has to be an object with a text in 'text' (Error: ' ' expected
 prepare.py --dataset=latin | iconv -f latin1 -t utf-8; the same for 1 file (c.txt)
 prepare.py --dataset=windows.txt | iconv -f cp1252
 prepare.py --dataset=utf16.txt | utf16.txt has no text to train on
@@ -3861,6 +3863,7 @@ train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
 prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect
 prepare.py --dataset=no_field.jsonl --text_field=a --separator=x | --separator=x has no effect
 prepare.py --dataset=small.txt --tokenizer=byte --pattern=gpt4 | --pattern=gpt4 has no effect
+prepare.py --dataset=small.txt --tokenizer=char --vocab_size=65 | --vocab_size=65 has no effect
 prepare.py --dataset=small.txt --val_dataset=letter.txt --val_fraction=0.2 | --val_fraction=0.2 has no effect
 prepare.py --dataset=small.txt --workers=-1 | workers
 prepare.py --dataset=nonsense.zst | cannot read nonsense.zst
@@ -3894,6 +3897,8 @@ BAD_FILES = {
     'under_key.json': b'{"data": [{"text": "a"}]}',
     'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
     'indented.json': b'{\n  "text": "a"\n}\n',
+    'comma.csv': b'text\nwell, well\n',
+    'quote.tsv': b'id\ttext\n1\ta\n2\t"b\n3\tso "called"\n',
     'latin.csv': b'text\nd\xe9j\xe0\n',
     'latin/a.txt': b'a',
     'latin/b.txt': b'd\xe9',
