@@ -179,9 +179,9 @@ def some_names(files):
     names = [path.name for path in files[:3]] + ['...'] * (len(files) > 3)
     return f'{count(len(files), "file")} ({", ".join(names)})'
 
-def joint_sha256(shas):
-    """One sha256 that stands for several, in order."""
-    return hashlib.sha256(''.join(shas).encode()).hexdigest()
+def joint_sha256(strings):
+    """One sha256 that stands for several strings, in order."""
+    return hashlib.sha256(''.join(strings).encode()).hexdigest()
 
 def fetch(files, known):
     """Downloads missing files. known: their repo (and repo_type), or the url and sha256 of one. Raises UserError."""
@@ -455,10 +455,12 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     gone = not files or (val_dataset and not val_files)
     if gone and not folder.exists():
         raise UserError(f'there is no text at {val_dataset if files else dataset}; data sets: {", ".join(DATASETS)}')
-    own = val_files if dataset in DATASETS else files + val_files       # the user's files, which may change
-    written = sum(path.stat().st_mtime_ns for path in own)
-    if not gone and read_meta(folder).get('source_time') != written:        # else the text is not read again
-        settings['source_sha256'] = joint_sha256(map(file_sha256, shown(own, 'hashing')))
+    own = {path: path.relative_to(val_dataset) for path in val_files}       # the user's files, which may change
+    if dataset not in DATASETS:
+        own |= {path: path.relative_to(dataset) for path in files}
+    stamp = joint_sha256(f'{name} {path.stat().st_mtime_ns}' for path, name in own.items())
+    if not gone and read_meta(folder).get('source_stamp') != stamp:         # else the text is not read again
+        settings['source_hash'] = joint_sha256(f'{own[path]} {file_sha256(path)}' for path in shown(own, 'hashing'))
     if not folder.exists():
         os.makedirs(DOWNLOADS, exist_ok=True)
         with lock(folder.with_name(f'.{folder.name}.lock')):
@@ -468,13 +470,14 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                 if val_files:
                     found = sort_files(val_files, val_dataset)
                     parts['val'] = found['train'] + found['val'] + found['test']
-                make_folder(folder, dict(settings, source_time=written), parts, tokenizer, vocab_size)
+                make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
     made_with = config.defaults | read_meta(folder)         # a folder may be older than an option
     for key, value in settings.items():
         if made_with.get(key, value) != value:
-            raise UserError(f'{folder} was made with {key} = {made_with[key]!r}, not {value!r}: remove it to make it '
-                            f'again, rename the text, or train on it as it is with --dataset={folder}')
+            other = 'other texts or names' if key == 'source_hash' else f'{key} = {made_with[key]!r}, not {value!r}'
+            raise UserError(f'{folder} was made with {other}; remove it to make it again, rename the text, or train on '
+                            f'it as it is with --dataset={folder}')
     return folder
 
 def make_folder(folder, settings, parts, tokenizer, vocab_size):
@@ -503,7 +506,7 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
         cut = f'{count(documents, "document")}, split at {1 - settings["val_fraction"]:.0%}'
     print_summary(meta, tok, cut)
     if 'separator' in config.source and settings['separator'] and documents <= len(texts):
-        print(f'the separator {settings["separator"]!r} does not occur: each file is one document')
+        print(f'the separator {settings["separator"]!r} separates nothing: each file is one document')
 
 def write_shards(folder, tok, batches):
     """Encodes batches into shards. Returns {split: its entry in meta.json}."""

@@ -1879,12 +1879,12 @@ def test_a_separator_is_found_with_either_line_ends_and_as_it_is_typed(text, typ
 
 def test_a_separator_that_does_not_occur_is_said(printed):
     run_main(prepare, '--separator=the', dataset='corpus.txt', tokenizer='byte')
-    assert 'does not occur' not in printed()
+    assert 'separates nothing' not in printed()
     write('s.txt', 'emma olivia ' * 9)
     run_main(prepare, dataset='s.txt', tokenizer='char')
-    assert 'does not occur' not in printed()
+    assert 'separates nothing' not in printed()
     run_main(prepare, '--separator=--', dataset='s.txt', tokenizer='byte')
-    assert "'--' does not occur" in printed()
+    assert "'--' separates nothing" in printed()
 
 @parametrize('encoding', ['utf-8-sig', 'utf-16-le', 'utf-16-be'])
 def test_a_byte_order_mark_says_the_encoding_and_is_no_text(encoding):
@@ -1937,7 +1937,7 @@ def test_a_val_dataset_that_changes_is_noticed_beside_a_known_data_set_too():
     Prepared('names', **knobs)
     os.remove('data/downloads/names.txt')           # which is not needed afterwards
     write('v.txt', 'olivia\n' * 99)
-    with user_error('source_sha256'):
+    with user_error('other texts or names'):
         Prepared('names', **knobs)
 
 def test_small_shards_are_read_as_one_array(monkeypatch):
@@ -1986,11 +1986,18 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
 
     write('corpus.txt', '#' + text[1:])
     os.utime('corpus.txt', (1, 1))          # an older file may be another text, too
-    with user_error('was made with source_sha256'):
+    with user_error('was made with other texts or names'):
         find()
     write_corpus('corpus.txt', 25)
-    with user_error('was made with source_sha256'):
+    with user_error('was made with other texts or names'):
         find()
+    write('d/a.txt', 'a' * 99)
+    write('d/val.txt', 'b' * 99)
+    Prepared('d', tokenizer='byte')
+    os.rename('d/a.txt', 'd/test.txt')
+    os.rename('d/val.txt', 'd/a.txt')       # the same texts in other splits
+    with user_error('was made with other texts or names'):
+        Prepared('d', tokenizer='byte')
     os.unlink('corpus.txt')                 # its tokens are enough
     assert find() == folder
     write_corpus('other/corpus.txt')
