@@ -551,6 +551,9 @@ def read_meta(folder):
         line = command('prepare.py', f'--dataset={folder}/input.txt', '--tokenizer=char')
         raise UserError(f'{folder} has a vocabulary in meta.pkl, which is not read; use its text: {line}')
     splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
+    ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20) if (folder / 'train.bin').exists() else np.zeros(0)
+    if ids[1::2].max(initial=0) < 16 <= ids[::2].max(initial=0):        # each second one is half of an id of 32 bits
+        return dict(splits, vocab_size=1 << 20, dtype='<u4')
     return dict(splits, vocab_size=1 << 16, dtype='<u2')       # check_data says more
 
 def check_data(folder, meta):

@@ -1930,6 +1930,16 @@ def test_a_vocabulary_without_meta_json_is_taken_from_the_largest_id():
         assert (meta['vocab_size'], meta['eot']) == (vocab_size, eot)
         assert f'{largest:,}' in meta['source']
 
+def test_ids_of_32_bits_without_meta_json_are_read_as_such():
+    os.mkdir('ids')
+    for largest in 1000, 100_000:
+        ids = np.random.default_rng(1).integers(0, largest, 999).astype('<u4')
+        ids.tofile('ids/train.bin')
+        ids.tofile('ids/val.bin')
+        meta = checked(Path('ids'))
+        assert Shards(Path('ids'), 'train', meta).read(0, 999).tolist() == ids.tolist()
+        assert meta['vocab_size'] == ids.max() + 1
+
 def test_a_val_dataset_that_changes_is_noticed_beside_a_known_data_set_too():
     for name in 'data/downloads/names.txt', 'v.txt':
         write(name, 'emma\n' * 99)
