@@ -67,6 +67,8 @@ def refuse_unused(used):
 def check_knobs(tokenizer, vocab_size):
     """Raises UserError if a knob's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
+        if tokenizer.endswith('tokenizer.json'):        # of a model's folder: says what that has instead
+            load_tokenizer(tokenizer)
         raise UserError(f'there is no tokenizer {tokenizer!r}; give {", ".join(TOKENIZERS)} or a path')
     if pattern not in PATTERNS:
         raise UserError(f'there is no pattern {pattern!r}; give {" or ".join(PATTERNS)}')
@@ -429,7 +431,9 @@ def encode_batch(tok, batch):
     for id in reversed(tok.opening):        # of the next document; that of the first is added by write_shards
         ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
     size = len(raw) - ends
-    lost = size - len(known_text(tok, ids)) if hasattr(tok, 'unknown') else 0       # the words that tok lacks
+    lost = 0
+    if hasattr(tok, 'unknown'):         # the bytes of words that tok lacks; Llama's puts a space before each text
+        lost = max(size - len(known_text(tok, ids)), 0)
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost)
 
 def known_text(tok, ids):

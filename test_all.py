@@ -741,10 +741,25 @@ def test_a_tokenizer_whose_end_is_not_known_takes_that_of_the_model_beside_it():
     write('model/config.json', json.dumps(dict(eos_token_id=[end, 7])))
     folder = run_main(prepare, dataset='corpus.txt', tokenizer='model/tokenizer.json')
     assert read_json(folder / 'meta.json')['eot'] == end
+    assert load_tokenizer(folder / 'tokenizer.json').eot == end
+    for said in '<|done|>', dict(content='<|done|>'):
+        write('model/config.json', json.dumps(dict(eos_token_id=99_999)))       # the model has no such id
+        write('model/tokenizer_config.json', json.dumps(dict(eos_token=said)))
+        assert load_tokenizer('model/tokenizer.json').eot == end
     data = Path(folder, 'val_000.bin')
     assert (np.fromfile(data, np.uint16) == end).sum() == read_json(folder / 'meta.json')['val']['documents']
     with train_knobs(dataset=str(folder)):
         assert train.open_data(None)[3].tok.eot == end
+
+def test_what_a_foreign_tokenizer_lacks_is_counted_in_bytes():
+    some_tokenizer('gpt2').save('t.json')
+    tok = read_json('t.json')
+    del tok['model']['vocab']['Ą']        # as Claude's
+    write('t.json', json.dumps(tok))
+    for name in 'c.txt', 'v.txt':
+        write(name, 'then é\4 ' * 99)
+    data = Prepared('c.txt', tokenizer='t.json', val_dataset='v.txt')
+    assert data.meta['val']['unknown_bytes'] == 99
 
 def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypatch):
     save_smollm()
@@ -3149,12 +3164,15 @@ def test_a_model_in_another_format_is_one_error_with_the_command_that_converts_i
     launch('-c', str(error.value).split('"')[1])
     same_logits(load_model(find_folder('theirs')), theirs)
 
-@parametrize('name', ['tokenizer.model', 'tokenizer.json'])
-def test_a_sentencepiece_model_is_one_error_with_the_command_that_converts_it(name):
-    Path('x').mkdir()
-    Path('x/tokenizer.model').write_bytes(b'\n\x0e\n\x05<unk>\x15\0\0\0\0')
-    with user_error("x/tokenizer.model is a SentencePiece model; .*from_pretrained.'x'"):
-        load_tokenizer(f'x/{name}')
+@parametrize('there, asked', [('tokenizer.model', 'tokenizer.model'), ('tokenizer.model', 'tokenizer.json'),
+                              ('vocab.json', 'tokenizer.json')])
+def test_a_tokenizer_in_another_format_is_one_error_with_the_command_that_converts_it(there, asked):
+    write(f'x/{there}', '{}')
+    says = f'x/{there} is another format than tokenizer.json; .*from_pretrained."x"'
+    with user_error(says):
+        load_tokenizer(f'x/{asked}')
+    with user_error(says):
+        run_main(prepare, dataset='corpus.txt', tokenizer='x/tokenizer.json')
 
 def test_a_model_without_its_tokenizer_is_one_error():
     folder = write_run('a')

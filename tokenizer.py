@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import regex
 
-from configurator import UserError, read_json
+from configurator import UserError, conversion, read_json
 
 END_OF_TEXT = '<|endoftext|>'
 UNKNOWN = '<unk>'
@@ -1038,26 +1038,26 @@ ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a do
 def find_ends(folder, eot=None):
     """
     Returns the ids that end a text of the model in a folder: eot, with which its documents end, then those in
-    config.json and generation_config.json, which may also end a turn of a chat.
+    config.json and generation_config.json, which may also end a turn of a chat. In a data folder, meta.json has one.
     """
     ends = [eot]
-    for path in folder / 'config.json', folder / 'generation_config.json':
-        if path.exists():
-            found = read_json(path).get('eos_token_id')
+    for name in 'config.json', 'generation_config.json', 'meta.json':
+        if (folder / name).exists():
+            data = read_json(folder / name)
+            found = data.get('eos_token_id', data.get('eot'))
             ends += found if isinstance(found, list) else [found]
     return [id for id in dict.fromkeys(ends) if isinstance(id, int) and id >= 0]         # some files say -1 for none
 
 def load_tokenizer(path):
     """
     Opens a tokenizer.json of ours or of Hugging Face, with its ids. If none of its tokens is one of ENDS, eot is the
-    first end that the files of the model beside it name. Raises UserError.
+    first end that the files beside it name. Raises UserError.
     """
     path = Path(path)
-    theirs = path.with_suffix('.model')
-    if theirs == path or (theirs.exists() and not path.exists()):
-        raise UserError(f'{theirs} is a SentencePiece model; to get a tokenizer.json, run: pip install transformers '
-                        f'sentencepiece protobuf && python -c "from transformers import AutoTokenizer as T; '
-                        f"T.from_pretrained('{path.parent}').save_pretrained('{path.parent}')\"")
+    others = [path.with_name(name) for name in ('tokenizer.model', 'vocab.json') if path.with_name(name).exists()]
+    if path.suffix == '.model' or (others and not path.exists()):
+        raise UserError(f'{[path, *others][-1]} is another format than tokenizer.json; to get that, run: pip install '
+                        f'transformers sentencepiece protobuf && {conversion("AutoTokenizer", path.parent)}')
     data = read_json(path)
     try:
         tok = read_tokenizer(data) or ForeignTokenizer(path)
@@ -1065,8 +1065,11 @@ def load_tokenizer(path):
         raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); those that '
                         f'prepare.py makes work, as does byte-level BPE with the pattern of GPT-2 or GPT-4, and, after '
                         f'`pip install tokenizers`, most others of language models')
-    known = [tok.special_ids[token] for token in ENDS if token in tok.special_ids]
-    tok.eot = next(iter(known or find_ends(path.parent)), None)
+    settings = path.with_name('tokenizer_config.json')
+    end = read_json(settings).get('eos_token') if settings.exists() else None
+    names = [*ENDS, end.get('content') if isinstance(end, dict) else end]
+    known = [tok.special_ids[token] for token in names if token in tok.special_ids] + find_ends(path.parent)
+    tok.eot = next((id for id in known if id < tok.vocab_size), None)
     return tok
 
 # the settings that are known here or change no id
@@ -1145,6 +1148,7 @@ class ForeignTokenizer(BaseTokenizer):
                 vocab[id] = token.encode() if token in added else from_printable(token)
         self.set_vocab(vocab, [])
         self.special_ids = added
+        self.unknown = ids.get(getattr(self.theirs.model, 'unk_token', None), -1)       # some lack it, and drop bytes
         ids, text = self.theirs.encode('a').ids, self.theirs.encode('a', add_special_tokens=False).ids
         self.opening = ids[:ids.index(text[0])]         # a template may also add tokens at the end
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:

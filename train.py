@@ -830,8 +830,6 @@ def open_data(source):
     meta = check_data(folder, read_meta(folder))
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
-    if tok:
-        tok.eot = meta['eot']       # for a model's own tokenizer it may come from its config.json
     train_data, val_data = Shards(folder, 'train', meta, tok), Shards(folder, 'val', meta, tok)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
