@@ -278,7 +278,8 @@ def fit(value, name, knobs, where):
         if tilde and before in ('', 'auto:'):
             value = before + os.path.expanduser(tilde) + path
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {name}={default!r}')
+        example = f'--{name}={default}' if where.startswith('--') else f'{name} = {default!r}'
+        raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {example}')
     return value
 
 def run_file(path, knobs):

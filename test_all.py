@@ -3846,7 +3846,7 @@ def test_a_job_as_the_readme_has_it_survives_a_killed_process_and_is_queued_agai
 BAD_INPUT = '''
 train.py --bach_size=4 | batch_size
 train.py --batch_size=four | a whole number
-train.py --batch_size | such as batch_size=16
+train.py --batch_size | such as --batch_size=16
 train.py --learning_rate=inf | a number
 train.py --bias=1 | True or False
 train.py --zzz=1 | --help
