@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, count, file_sha256, read_json, whole_folder, write
+from configurator import UserError, conversion, count, file_sha256, read_json, whole_folder, write
 
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
@@ -756,7 +756,8 @@ FAMILIES = dict(
     llama=('LlamaForCausalLM', BIASED_KEYS, LLAMA, LLAMA_FIXED),
     qwen3=('Qwen3ForCausalLM', QWEN_KEYS, dict(LLAMA, qk_norm=True), dict(LLAMA_FIXED, attention_bias=False)),
     qwen2=('Qwen2ForCausalLM', QWEN_KEYS, dict(LLAMA, qkv_bias=True), LLAMA_FIXED),
-    smollm3=('SmolLM3ForCausalLM', SMOLLM3_KEYS, dict(LLAMA, nope_every=4, tie_weights=True), LLAMA_FIXED),
+    smollm3=('SmolLM3ForCausalLM', SMOLLM3_KEYS, dict(LLAMA, nope_every=4, tie_weights=True, rope_theta=2e6),
+             LLAMA_FIXED),
     mistral=('MistralForCausalLM', LLAMA_KEYS, LLAMA, dict(LLAMA_FIXED, sliding_window=None)),     # saved as a Llama
     gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
 )
@@ -840,10 +841,11 @@ def find_folder(name, say=print):
         raise UserError(f'{folder} has no checkpoint yet; the first one comes at step {first}')
     elif not folder.is_dir():
         folder = download(name)
+    if (folder / 'adapter_config.json').exists() and not (folder / 'config.json').exists():
+        raise UserError(f'{folder} holds an adapter (LoRA); merge it into its model with merge_and_unload() of peft')
     import_config(folder)           # raises before any text is prepared for it
     if any(folder.glob('pytorch_model*.bin')) and not any(folder.glob('model*.safetensors')):
-        raise UserError(f'{folder} has no model.safetensors; run: python -c "from transformers import '
-                        f"AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\"")
+        raise UserError(f'{folder} has no model.safetensors; run: {conversion("AutoModelForCausalLM", folder)}')
     return folder
 
 def download(name):
@@ -870,7 +872,7 @@ def load_model(folder, **overrides):
     """
     folder = Path(folder)
     if (folder / MANIFEST).exists():
-        check_manifest(folder)
+        check_manifest(folder, to_resume=False)
     try:
         config = replace(import_config(folder), **overrides)
         tensors = {}
@@ -887,7 +889,11 @@ def load_model(folder, **overrides):
         for name in tensors:
             tensors[name] = tensors[name].float()
         if config.tie_weights:
-            tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
+            embedding = tensors['model.embed_tokens.weight']
+            if not tensors.setdefault('lm_head.weight', embedding).equal(embedding):
+                raise UserError(f'{folder} has an lm_head of its own, but tie_word_embeddings is true; correct that in '
+                                f'its config.json')
+            tensors['lm_head.weight'] = embedding
         for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
@@ -907,7 +913,7 @@ def keep_from(folder, ends):
     Returns what a model keeps when it is trained further: {file: bytes}, {id in config.json: value}, but with `ends` as
     the ids that end a text.
     """
-    files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern)}
+    files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern) if path.is_file()}
     config = read_json(folder / 'config.json')
     ids = {name: id for name, id in config.items() if name.endswith('_token_id')}
     ids['eos_token_id'] = ends[0] if len(ends) == 1 else ends
@@ -961,10 +967,15 @@ def remove_checkpoint(folder):
     hidden = folder.rename(folder.with_name(f'.{folder.name}.partial'))
     shutil.rmtree(hidden, ignore_errors=True)
 
-def check_manifest(folder):
-    """Raises UserError if a file of a checkpoint is missing or differs from what was written."""
+def check_manifest(folder, to_resume=True):
+    """
+    Raises UserError if a file of a checkpoint differs from what was written, or is missing. Only to resume, it has to
+    have the files that nobody publishes.
+    """
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
+        if name.startswith('training.') and not to_resume and not path.exists():
+            continue
         if not path.is_file() or file_sha256(path) != sha256:
             raise UserError(f'{path} is damaged or missing (its sha256 differs from {MANIFEST}); use another one')
 
