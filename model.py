@@ -20,9 +20,11 @@ import ctypes
 import json
 import math
 import os
+import platform
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
@@ -616,7 +618,8 @@ def choose_compile(compile, device, flops=0.0):
     is asked for and not possible.
     """
     if 'cuda' in device:
-        pays_from = 1e15        # an estimate
+        # an estimate: compiling takes a minute, in which a card does this much at half its peak
+        pays_from = 30 * (peak_flops(device) or 1e14)
         compiler = 'gcc'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
@@ -629,6 +632,8 @@ def choose_compile(compile, device, flops=0.0):
         compiler = 'cl'
     # some systems have Python.h in a separate package
     possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists() and bool(shutil.which(compiler))
+    if possible and sys.platform == 'darwin':       # where g++ may only ask to install Xcode's tools
+        possible = subprocess.run(['xcode-select', '-p'], capture_output=True).returncode == 0
     if compile == 'auto':
         return possible and flops >= pays_from
     if compile and not possible:

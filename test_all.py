@@ -1698,6 +1698,7 @@ def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypat
         return None if name in lacks else name
 
     monkeypatch.setattr('torch.cuda.get_device_capability', lambda place: (9, 0))
+    monkeypatch.setattr('torch.cuda.get_device_name', lambda place: 'NVIDIA H100 80GB HBM3')
     monkeypatch.setattr('model.find_spec', find)
     monkeypatch.setattr('shutil.which', find)
     monkeypatch.setattr('sysconfig.get_path', lambda name: tmp_path)
@@ -1708,8 +1709,15 @@ def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypat
     for fast in True, False:        # a chip without fast bfloat16 gains from it sooner
         monkeypatch.setattr('model.has_fast_bfloat16', lambda: fast)
         assert choose_compile('auto', place, flops=2e13) == (can == 'yes' and place == 'cpu' and not fast)
+    for flops, peak in (2e16, 989e12), (4e16, 989e12), (1e15, 65e12), (4e15, 65e12):        # 30 seconds at the peak
+        monkeypatch.setattr('model.peak_flops', lambda device: peak)
+        assert choose_compile('auto', place, flops) == (can == 'yes' and (place == 'cpu' or flops > 30 * peak))
     if can == 'yes':
         assert choose_compile(True, place)
+        monkeypatch.setattr('sys.platform', 'darwin')         # g++ may be a stub there
+        for status in 0, 2:
+            monkeypatch.setattr('subprocess.run', lambda *_, **__: Mock(returncode=status))
+            assert choose_compile('auto', place, flops=1e18) == (status == 0)
     else:
         with user_error('compiler'):
             choose_compile(True, place)
