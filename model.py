@@ -584,6 +584,9 @@ def choose_dtype(dtype, device, texts=0, compiled=False):
     can be packed, which compiled code does not do. For a single text, reading half the bytes counts more than slow
     arithmetic: with AVX2 alone, bfloat16 makes 1.6 times as many tokens a second as float32. Raises UserError.
     """
+    if device == 'mps' and dtype in ('bfloat16', 'float16') and torch.__version__ < (2, 13):
+        raise UserError(f'{dtype} on an Apple GPU sees up to three future tokens before torch 2.13 (pytorch issue '
+                        f'195910); use --dtype=float32, or a newer torch')
     if dtype in ('float32', 'bfloat16', 'float16'):
         return dtype
     if dtype != 'auto':

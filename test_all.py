@@ -1655,6 +1655,46 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
     with user_error('cuda:2 is not available'):
         choose_device('cuda:2')
 
+@pytest.mark.skipif(sys.platform == 'darwin', reason='a Mac has no other torch')
+@parametrize('version, says', [(None, True), ('12.6', False)])
+def test_a_torch_for_cpus_is_named_where_an_nvidia_gpu_is(version, says, monkeypatch, capsys):
+    for name in 'cuda', 'hip':
+        monkeypatch.setattr(f'torch.version.{name}', version)
+    choose_device('auto')
+    assert not capsys.readouterr().err
+    monkeypatch.setattr('shutil.which', lambda name: name == 'nvidia-smi')
+    assert choose_device('auto') == 'cpu'
+    assert ('this torch is a build for CPUs' in capsys.readouterr().err) == says
+    with user_error('cuda:0 is not available .found: cpu' + says * '; this torch is a build for CPUs'):
+        choose_device('cuda')
+
+@parametrize('dtype', ['bfloat16', 'float16'])
+def test_16_bits_on_an_apple_gpu_need_a_torch_that_masks_them(dtype, monkeypatch):
+    monkeypatch.setattr('torch.__version__', TorchVersion('2.12.1'))
+    with user_error('--dtype=float32, or a newer torch'):
+        choose_dtype(dtype, 'mps')
+    assert choose_dtype(dtype, 'cpu') == dtype
+    monkeypatch.setattr('torch.__version__', TorchVersion('2.13.0'))
+    assert choose_dtype(dtype, 'mps') == dtype
+
+# a kernel's name | whether memory in pieces that grow is asked for
+KERNELS = [('6.8.0-45-generic', True), ('5.15.153.1-microsoft-standard-WSL2', False), ('5.15.148-tegra', False)]
+
+@parametrize('kernel, asked', KERNELS)
+def test_memory_that_grows_is_asked_for_on_plain_linux_alone(kernel, asked, monkeypatch):
+    monkeypatch.setattr('sys.platform', 'linux')
+    monkeypatch.setattr('torch.version.cuda', '12.6')
+    monkeypatch.setattr('torch.__version__', TorchVersion('2.12.1'))
+    monkeypatch.setattr('platform.release', lambda: kernel)
+    monkeypatch.setattr('torch.cuda.set_device', lambda device: None)
+    monkeypatch.setattr('torch.set_float32_matmul_precision', lambda precision: None)
+    monkeypatch.setattr('torch.ones', Mock(side_effect=RuntimeError('no kernel image')))
+    monkeypatch.delenv('PYTORCH_ALLOC_CONF', raising=False)
+    with user_error('cuda:0 cannot be used .no kernel image'):
+        set_up('cuda:0')
+    assert ('PYTORCH_ALLOC_CONF' in os.environ) == asked
+    os.environ.pop('PYTORCH_ALLOC_CONF', None)
+
 # a device | what is there, and whether it generates a text, compiled or not | the type
 TYPES = '''
 cuda:0 | bfloat16 | bfloat16
