@@ -568,13 +568,18 @@ def choose_device(device, local_rank=0):
         known.append('mps')         # several processes cannot add up gradients on an Apple GPU
     if torch.cuda.is_available():
         known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
+    only_cpu = ''
+    if sys.platform != 'darwin' and not (torch.version.cuda or torch.version.hip):
+        only_cpu = '; this torch is a build for CPUs, and pytorch.org has one for GPUs'
     if device == 'auto':
         device = 'cuda' if 'cuda:0' in known else known[-1]
+        if only_cpu and local_rank == 0 and shutil.which('nvidia-smi'):         # comes with the driver
+            print(f'the NVIDIA GPU of this machine is not used{only_cpu}', file=sys.stderr)
     if device == 'cuda':
         device = f'cuda:{local_rank}'
     if device not in known:
-        raise UserError(f'{device} is not available (found: {", ".join(known)}); use --device={known[-1]}, and at most '
-                        f'one process per GPU')
+        raise UserError(f'{device} is not available (found: {", ".join(known)}{only_cpu}); use --device={known[-1]}, '
+                        f'and at most one process per GPU')
     return device
 
 def choose_dtype(dtype, device, texts=0, compiled=False):
@@ -653,15 +658,18 @@ def device_name(device):
 def set_up(device):
     """Sets, once, TF32 for float32 matmuls on a GPU, and malloc and the compiler on a CPU. Raises UserError."""
     if 'cuda' in device:
-        # before the first tensor there: then pieces of odd sizes leave no holes in memory
-        name = 'PYTORCH_ALLOC_CONF' if torch.__version__ >= (2, 9) else 'PYTORCH_CUDA_ALLOC_CONF'
-        os.environ.setdefault(name, 'expandable_segments:True')
+        # before the first tensor there: then pieces of odd sizes leave no holes in memory. Under WSL (pytorch issue
+        # 192330) and on a Jetson the first tensor fails with it, and others warn
+        if sys.platform == 'linux' and torch.version.cuda and not re.search('microsoft|tegra', platform.release()):
+            name = 'PYTORCH_ALLOC_CONF' if torch.__version__ >= (2, 9) else 'PYTORCH_CUDA_ALLOC_CONF'
+            os.environ.setdefault(name, 'expandable_segments:True')
         torch.set_float32_matmul_precision('high')
         torch.cuda.set_device(device)
         try:
             torch.ones(1, device=device) + 1         # the card may be too old for this torch
         except RuntimeError as e:
-            raise UserError(f'{device} cannot be used ({str(e).splitlines()[0]}); try --device=cpu')
+            raise UserError(f'{device} cannot be used ({str(e).splitlines()[0]}); use --device=cpu, or a torch from '
+                            f'pytorch.org for this card and its driver')
     elif sys.platform == 'linux':
         # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
         libc = ctypes.CDLL(None)
@@ -676,7 +684,7 @@ def set_up(device):
 def peak_flops(device):
     """Returns the dense bf16 FLOP/s of the card, or 0 if it is unknown."""
     for card, flops in PEAK_FLOPS.items():
-        if re.search(rf'\b{card}\b(?! (Laptop|Ti|D|SUPER)\b)', device_name(device)):
+        if re.search(rf'\b{card}\b(?!.* MIG | (Laptop|Ti|D|SUPER)\b)', device_name(device)):
             return flops
     return 0
 

@@ -61,7 +61,8 @@ from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, 
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
                    load_file, load_model, newest_whole, peak_flops, remove_checkpoint, replace_card, rope_angles,
-                   rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax, write_gguf)
+                   rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, set_up, silu, softmax,
+                   write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
 from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
@@ -1765,6 +1766,8 @@ def test_compiling_needs_its_tools_and_enough_to_do(place, lacks, can, monkeypat
 # what a card calls itself | dense bf16 TFLOP/s; 0: not known
 CARDS = '''
 NVIDIA H100 80GB HBM3 | 989
+NVIDIA A100-SXM4-40GB | 312
+NVIDIA A100-SXM4-40GB MIG 1g.5gb | 0
 NVIDIA A10 | 125
 NVIDIA A10G | 70
 NVIDIA RTX A6000 | 154.8
@@ -2937,6 +2940,8 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
         monkeypatch.setattr('torch.cuda.mem_get_info', lambda place: (0.5 / len(x), 10.0))
         return torch.zeros(1, requires_grad=True)
 
+    for fault in fault, 'CUDA out of memory', 'NVML_SUCCESS == r INTERNAL ASSERT FAILED':       # the last: a MIG slice
+        assert train.fit_micro_batch(cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu', 8) == 2
     fit = partial(train.fit_micro_batch, cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu')
     assert fit(8) == 2          # 4 leave too little
     monkeypatch.setattr('train.micro_batch_size', 4)       # as asked

@@ -564,7 +564,7 @@ def fit_micro_batch(model, opt, data, T, device, micro):
             torch.empty(3 * len(opt.p), device=device)           # what AdamW needs when it is not compiled
             free, total = torch.cuda.mem_get_info(device)
         except RuntimeError as e:       # from torch, Triton or cuBLAS
-            if not re.search('out of memory|ALLOC_FAILED', str(e)):
+            if not re.search('out of memory|ALLOC_FAILED|NVML_SUCCESS', str(e)):        # the last on a MIG slice
                 raise
         torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory alive
         [left] = combine('MIN', free / total)
