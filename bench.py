@@ -182,7 +182,7 @@ def print_run(name, device, dtype):
     model = build(c, device, dtype)
     at_once = 1024          # tokens
     if 'cuda' in device:        # on a CPU compiling would take longer than the answer is worth
-        at_once = 4096
+        at_once = train.tokens_at_once(device)
         model = torch.compile(model, disable=not choose_compile(train.compile, device, math.inf))
     batch = random_batch(c, at_once // c.block_size, device)
     seconds = min(laps(lambda: model(*batch).backward(), device, 3))

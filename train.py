@@ -71,7 +71,7 @@ sample_start = ''       # how the sample text begins; '': as the data set sugges
 seed = 1                # of the weights, the order of the data and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences one device takes at once; 0: up to 16,384 tokens, on a GPU up to 32,768 if they fit
+micro_batch_size = 0    # sequences one device takes at once; 0: up to 16,384 tokens, on a GPU up to 65,536 if they fit
 optimizer = 'muon'      # muon (for the matrices in the blocks; adamw moves the rest), or one of RULES: adamw, sgd, ...
 learning_rate = 6e-3    # the highest rate, reached after warmup_iters
 adamw_scale = 4.0       # with muon, times learning_rate: of the head, norms, biases and learned positions
@@ -347,7 +347,7 @@ def largest_divisor(n, limit):
 def divide_batch(T, device):
     """Returns micro_batch_size. If it is 0, the largest that divides the batch and is not too large."""
     share = batch_size // WORLD_SIZE
-    most = max((32768 if 'cuda' in device else 16384) // T, 1)           # more tokens at once would be no faster
+    most = max(tokens_at_once(device) // T, 1)
     micro = micro_batch_size or largest_divisor(share, most)
     if 2 * micro < min(share, most) and not micro_batch_size:
         say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; try '
@@ -552,6 +552,15 @@ def restore(folder, opt, scaler):
 # End of the core, except for train() at the bottom. In between is reference: memory, signals, files, checks.
 #
 # how much fits onto the machine
+
+def tokens_at_once(device):
+    """Returns how many tokens go through a model at once at most: more would be no faster, or would hardly fit."""
+    if 'cuda' not in device:
+        return 4096 if device == 'mps' else 16384       # an Apple GPU swaps where others say that memory is out
+    memory = torch.cuda.get_device_properties(device).total_memory
+    if memory < 20e9:
+        return 8192
+    return 32768 if memory < 60e9 else 65536
 
 def fit_micro_batch(model, opt, data, T, device, micro):
     """Halves the micro-batch until a step fits into the memory of every GPU, with something to spare. -> micro-batch"""
@@ -952,7 +961,8 @@ def start(out, device, source, resumed, state):
     if family(model.config) == 'gpt_ablation':
         say('        | transformers has no class for this kind of model: its checkpoints open here alone')
     if eval_only:
-        say(f'{describe(evaluate(model.eval(), val_data, T))} over the whole split')
+        found = evaluate(model.eval(), val_data, T, at_once=tokens_at_once(device) // 8)
+        say(f'{describe(found)} over the whole split')
         sys.exit(0)
 
     # the optimizer
@@ -971,10 +981,11 @@ def start(out, device, source, resumed, state):
     if compiled:
         fast = torch.compile(model)
         opt.compile()
-    micro, eval_batch = divide_batch(T, device), 2048        # a CPU is not faster with more tokens to evaluate at once
+    micro = divide_batch(T, device)
     if 'cuda' in device:
         micro = fit_micro_batch(fast, opt, train_data, T, device, micro)
-        eval_batch = min(8192, micro * T // 2)      # less memory than training takes, even without compile
+    # evaluation takes less memory than training, even without compile
+    eval_batch = min(tokens_at_once(device) // 8, micro * T // 2)
     say(f'steps   | {max_iters:,}, {max_iters * tokens_per_step / len(train_data):.2f} epochs of '
         f'{len(train_data):,} tokens')
     say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
