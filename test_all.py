@@ -3847,6 +3847,7 @@ NOT_SHARED = '''
 --out_dir=d | --out_dir=d --seed=2 | seed
 --out_dir=d | --out_dir=d --dataset=other | data
 --out_dir=b | --out_dir=c | checkpoint
+--out_dir=d --dtype=auto fast.py | slow.py | dtype
 '''
 
 def test_processes_that_do_not_share_everything_stop_before_they_train():
@@ -3856,6 +3857,8 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
     shutil.copytree('here', 'copy')
     write_corpus('corpus.txt', 29)
     find_or_prepare('corpus.txt', 'byte').rename('other')
+    for name, fast in dict(fast=True, slow=False).items():          # two kinds of devices, which differ in their auto
+        write(f'{name}.py', f'import model\nmodel.has_fast_bfloat16 = lambda: {fast}')
     for first, last, says in rows(NOT_SHARED):
         ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first}', 2, last)
         assert [status_of(process) for process in ranks] == [2, 2]

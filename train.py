@@ -625,8 +625,8 @@ def connect(device, shared={}):
     for name, here in shared.items():
         there = {theirs[name] for theirs in everyones} - {here}
         if there and name not in OWN_KNOBS:
-            raise UserError(f'the processes do not have the same {name} (here {here!r}, elsewhere {there}): start all '
-                            f'of them with the same command, data and run folder')
+            raise UserError(f'the processes do not have the same {name} (here {here!r}, elsewhere {there}); start all '
+                            f'of them with the same command, data and run folder, with a --dtype for all kinds of GPUs')
 
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
@@ -954,7 +954,7 @@ def start(out, device, source, resumed, state):
     T = min(config['block_size'], model.config.block_size)
     knobs = knobs_of_run(model, T, folder, source, state)
     # a checkpoint is known by its step and the seconds until it was saved
-    connect(device, dict(knobs, data=data, checkpoint=(state['step'], state['seconds'])))
+    connect(device, dict(knobs, dtype=state['dtype'], data=data, checkpoint=(state['step'], state['seconds'])))
     say(f'data    | {meta["source"]}, hash {data}, in {folder}')
     say(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
