@@ -2491,7 +2491,7 @@ def refusal(line, status=2):
     return lines[0]
 
 def test_a_run_leaves_what_was_promised():
-    run = train_here('a', '--max_iters=12 --eval_interval=5')
+    run = train_here('a', r'--max_iters=12 --eval_interval=5 --wandb_run_name=C:\me\ours --wandb_project=/me/mine')
     assert len(run.losses) == 12
     assert len(run.val_losses) == 3
     assert run.losses[-1] < run.losses[0] - 0.5
@@ -2507,7 +2507,7 @@ def test_a_run_leaves_what_was_promised():
     card = Path('a/step_00000012/README.md').read_text()
     n = run.log[-1]['full_val_tokens']
     for text in ('corpus', '96 sequences in 12 steps', f'{run.full_loss:.4f}', f'over {n:,} of {n:,}', '--out_dir=a',
-                 'license:'):
+                 'name=ours', 'project=mine', 'license:'):
         assert text in card
 
     assert train_here('b', 'a/config.py --out_dir=b').bits == run.bits      # its knobs give it once more

@@ -522,7 +522,8 @@ def save(run, last):
     state['best'] = best
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
         if int(old.name[5:]) != state['best']['step']:
-            remove_checkpoint(old)
+            with suppress(OSError):         # Windows keeps what another program reads; the next save tries again
+                remove_checkpoint(old)
 
 def load_state(folder):
     """Returns the state in a checkpoint; what that lacks is as in a new run."""
@@ -615,8 +616,8 @@ def connect(device, shared={}):
     """Joins the other processes, if there are any. Raises UserError unless all share this, but for OWN_KNOBS."""
     if WORLD_SIZE == 1:
         return
-    # gloo carries signals and the clock, so that these do not wait for a GPU
-    backend = 'cpu:gloo,cuda:nccl' if 'cuda' in device else 'gloo'
+    # gloo carries signals and the clock, so that these do not wait for a GPU; Windows has no NCCL
+    backend = 'cpu:gloo,cuda:nccl' if 'cuda' in device and dist.is_nccl_available() else 'gloo'
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     # subtle: gloo's threads need Python to free what was sent last, and abort if Python has shut down
     atexit.register(time.sleep, 0.1)
@@ -763,7 +764,7 @@ def model_card(run, entry):
     device = str(model.lm_head.weight.device)
     base = base_model(state['knobs']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
-    command = re.sub(r"(?<=[ ='])/\S*/", '', shlex.join(['train.py', *sys.argv[1:]]))      # without folders
+    arguments = [re.sub(r'(^|=)(\w:)?[/\\].*[/\\]', r'\1', argument) for argument in sys.argv[1:]]       # no folders
     evaluated = 'not evaluated'
     if entry['step'] == state['step']:
         evaluated = f'{describe(entry)} over {entry["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens'
@@ -779,7 +780,7 @@ trained on {Path(meta["source"]).name}: {state["sequences"]:,} sequences in {sta
 ({duration(state["seconds"])}; {device}, {device_name(device)}; processes: {WORLD_SIZE}).
 Evaluation: {evaluated}.
 
-    python {command}
+    python {shlex.join(["train.py", *arguments])}
 """
 
 def read_state(run, device):
