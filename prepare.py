@@ -504,6 +504,8 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(meta, indent=1))
+        shards = meta['train']['shards'] + meta['val']['shards']
+        (new / 'checked.json').write_text(json.dumps({stamp_of(new / shard['name']): shard for shard in shards}))
     documents = meta['train']['documents'] + meta['val']['documents']
     cut = ''
     if documents < FEW and not parts['val']:
@@ -576,8 +578,7 @@ def check_data(folder, meta):
             raise ValueError('it is not the one that made the tokens')
         for shard in shown(shards, 'checking'):
             file = folder / shard['name']
-            info = file.stat()
-            stamp = f'{file.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'      # a copy has another inode
+            stamp = stamp_of(file)
             if 'largest' not in known.get(stamp, {}):
                 known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # a folder that cannot be written to is checked every time
@@ -594,6 +595,11 @@ def check_data(folder, meta):
         meta.update(vocab_size=50257 if is_gpt2 else largest + 1, eot=50256 if is_gpt2 else None,
                     source=f'ids up to {largest:,}, without meta.json' + ', taken as those of GPT-2' * is_gpt2)
     return meta
+
+def stamp_of(path):
+    """Identifies a file as it is now. A copy has another inode."""
+    info = path.stat()
+    return f'{path.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'
 
 def check_shard(path, dtype, vocab_size):
     """The entry of a shard in meta.json. Raises ValueError if an id is outside the vocabulary."""

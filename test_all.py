@@ -2129,6 +2129,11 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
 
 # what train.py is about to read
 
+def test_what_was_just_prepared_is_not_read_again(monkeypatch):
+    folder = run_main(prepare, dataset='corpus.txt', vocab_size=400)
+    monkeypatch.setattr('prepare.check_shard', None)
+    checked(folder)
+
 @pytest.fixture
 def copied():
     """A data folder of several shards, elsewhere than where it was made."""
@@ -2195,7 +2200,7 @@ def start(*args):
     return subprocess.Popen([sys.executable, HERE / 'prepare.py', *args], stdout=subprocess.PIPE, text=True)
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != 'checked.json'}        # has times
 
 def test_prepare_that_was_killed_gives_the_same_shards_when_run_again():
     write('corpus.txt', *[CODE[i:] for i in range(0, len(CODE), 700)])
