@@ -26,6 +26,6 @@ lr_decay = 'cosine'
 weight_decay = 0.1
 beta2 = 0.95
 
-eval_interval = 500
+eval_interval = 1000
 eval_tokens = 2_000_000
 log_interval = 10

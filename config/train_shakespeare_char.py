@@ -19,7 +19,7 @@ min_lr = 1e-4
 lr_decay = 'cosine'
 beta2 = 0.99
 
-eval_interval = 500
+eval_interval = 1000
 eval_tokens = 0
 log_interval = 10
 sample_tokens = 100

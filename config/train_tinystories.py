@@ -21,7 +21,7 @@ min_lr = 2e-5
 lr_decay = 'cosine'
 beta2 = 0.95
 
-eval_interval = 500
+eval_interval = 1000
 eval_tokens = 2_000_000
 log_interval = 50
 sample_start = 'Once upon a time'
