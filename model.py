@@ -922,7 +922,7 @@ def load_model(folder, **overrides):
 # -----------------------------------------------------------------------------
 # checkpoints: a folder, written under another name and renamed once it is complete
 
-MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
+MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint but its README.md, which people edit
 
 def keep_from(folder, ends):
     """
@@ -944,7 +944,7 @@ def write_json(path, content):
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
-    README.md (card) and the sha256 of every file. Resuming also needs training.json (a dict) and training.tensors (a
+    README.md (card) and the manifest. Resuming also needs training.json (a dict) and training.tensors (a
     dict of tensors in the format of safetensors, under another name because vLLM and others read every *.safetensors).
     kept, ids: from keep_from. The folder gets its name when all of it is on the disk. Raises OSError or SafetensorError
     if it cannot be written.
@@ -954,7 +954,6 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         save_file(tensors, unfinished / 'training.tensors')
         write_json(unfinished / 'config.json', export_config(model, eot) | ids)
         write_json(unfinished / 'training.json', training)
-        write(unfinished / 'README.md', card)
         for path in unfinished.glob('*tensors'):
             shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only the owner read its files
 
@@ -968,15 +967,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)
         write_json(unfinished / MANIFEST, {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())})
-
-def replace_card(folder, card):
-    """Replaces the README.md of a checkpoint. Meanwhile the manifest does not list it, so that a crash does no harm."""
-    hashes = read_json(folder / MANIFEST)
-    hashes.pop('README.md', None)
-    write_json(folder / MANIFEST, hashes)
-    write(folder / 'README.md', card)
-    hashes['README.md'] = file_sha256(folder / 'README.md')
-    write_json(folder / MANIFEST, hashes)
+        write(unfinished / 'README.md', card)
 
 def remove_checkpoint(folder):
     """Removes a checkpoint. From the first moment on, it no longer looks like one."""
@@ -990,7 +981,8 @@ def check_manifest(folder, to_resume=True):
     """
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
-        if name.startswith('training.') and not to_resume and not path.exists():
+        unpublished = name.startswith('training.') and not to_resume and not path.exists()
+        if name == 'README.md' or unpublished:          # before November 2026, the card was listed
             continue
         if not path.is_file() or file_sha256(path) != sha256:
             raise UserError(f'{path} is damaged or missing (its sha256 differs from {MANIFEST}); use another one')
