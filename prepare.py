@@ -126,25 +126,46 @@ def standard_library():
     files = [path for path in root.rglob('*.py') if skip.isdisjoint(path.relative_to(root).parts)]
     return sorted(files, key=Path.as_posix)
 
-def real_files(path, seen):
-    """Returns the files at a path, without hidden ones and backups; each once, however many links lead to it."""
-    path = Path(path)
-    real = path.exists() and (path.stat().st_dev, path.stat().st_ino)
-    if not real or real in seen:
-        return []
-    seen.add(real)
-    if path.is_dir():
-        visible = [file for file in path.iterdir() if not re.search(r'^[.]|~$|[.]bak$', file.name)]
-        inside = sorted((file.is_symlink(), file) for file in visible)
-        return [found for _, file in inside for found in real_files(file, seen)]
-    return [path] if path.is_file() else []
+def real_files(root, seen):
+    """
+    Returns the files at a path, in order; each once, however many links lead to it: under a name that says its split,
+    else under its own.
+    """
+    ranked = []
+    for path in all_files(Path(root)):
+        says = split_words(path.relative_to(root).as_posix())
+        ranked.append((not says, os.path.abspath(path) != os.path.realpath(path), path))
+    found = {}
+    for *_, path in sorted(ranked):
+        found.setdefault((path.stat().st_dev, path.stat().st_ino), path)
+    new = found.keys() - seen
+    seen |= new
+    return sorted(found[real] for real in new)
 
-SPLITS = dict(train='train', val='val', valid='val', validation='val', dev='val', eval='val', test='test')
+def all_files(path, above=()):
+    """Yields the files at a path, also through links, but no hidden ones and backups. Raises UserError."""
+    real = os.path.realpath(path)
+    if path.is_symlink() and not path.exists():
+        raise UserError(f'{path} is a link to {real}, which does not exist; get that file, or remove the link')
+    if path.is_file():
+        yield path
+    if path.is_dir() and real not in above:         # else the link is a loop
+        for inside in path.iterdir():
+            if not re.search(r'^[.]|~$|[.]bak$', inside.name):
+                yield from all_files(inside, (*above, real))
+
+SPLITS = dict(dict.fromkeys('val valid validation dev eval evaluation heldout'.split(), 'val'),
+              train='train', training='train', test='test', testing='test')
+
+def split_words(name):
+    """Returns the splits that words of a name say: split_words('x/wiki.valid.tokens') -> ['val']"""
+    words = re.findall(r'[^\W\d_]+', re.sub('(?<=[a-z])(?=[A-Z])', ' ', name).lower())
+    return [SPLITS[word] for word in words if word in SPLITS]
 
 def split_of(name):
-    """split_of('wiki.valid.tokens') -> 'val', split_of('my_test/a.txt') -> 'test'; the last such word counts."""
-    words = re.findall(r'[^\W\d_]+', name.lower())
-    return [SPLITS[word] for word in ['train', *words] if word in SPLITS][-1]
+    """split_of('my_test/a.txt') -> 'test', split_of('testData.tsv') -> 'test'; the last such word counts."""
+    folders = [SPLITS[word] for word in name.lower().split('/')[:-1] if word in SPLITS]       # of no other name
+    return ['train', *(folders or split_words(name))][-1]
 
 def sort_files(files, root):
     """Returns {'train', 'val', 'test', 'other': files}, by the words in their names below root."""
@@ -156,29 +177,35 @@ def sort_files(files, root):
             kind = 'binary'
         elif not kind:
             with opened(path) as file:
-                kind = 'binary' if b'\0' in file.read(8000) else 'text'
+                head = file.read(8000)
+            if head.startswith(b'version https://git-lfs'):
+                raise UserError(f'{path} only points to a file of Git LFS; run git lfs pull')
+            kind = 'binary' if b'\0' in head else 'text'
         formats[path] = kind
-        about = re.match('readme|licen[cs]e', path.name.lower())        # the data, not data
-        sizes[kind] += 0 if about else path.stat().st_size
+        sizes[kind] += 0 if is_about(path) else path.stat().st_size
     del sizes['binary']         # an archive or a picture is never read
     largest = max(sizes, key=lambda kind: (kind in DATA_ALONE, sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
     for path, kind in formats.items():
-        part = split_of(path.relative_to(root).as_posix()) if kind == largest else 'other'
-        parts[part].append(path)
+        left_out = kind != largest or (sizes[largest] and is_about(path))
+        parts['other' if left_out else split_of(path.relative_to(root).as_posix())].append(path)
     return parts
+
+def is_about(path):
+    """Returns whether a file is about the data, going by its name."""
+    return re.match('readme|licen[cs]e', path.name.lower())
 
 def reader_of(path):
     """Returns the function that reads a format, None for text: reader_of(Path('a.csv.gz')) -> csv_rows"""
-    return READERS.get(Path(re.sub('[.](gz|xz|zst|bz2)$', '', path.name.lower())).suffix)
+    return READERS.get(Path(re.sub(r'(-\d+-of-\d+)?([.](gz|xz|zst|bz2|lzma))?$', '', path.name.lower())).suffix)
 
 def shown(files, label):
     """The files, with a progress bar if it takes long."""
     return tqdm(files, label, disable=None, leave=False, delay=2)
 
 def some_names(files):
-    """some_names([Path('x/a.txt')]) -> '1 file (a.txt)'; names three at most."""
-    names = [path.name for path in files[:3]] + ['...'] * (len(files) > 3)
+    """some_names([Path('w/x/a.txt')]) -> '1 file (x/a.txt)'; names three at most."""
+    names = ['/'.join(path.parts[-2:]) for path in files[:3]] + ['...'] * (len(files) > 3)
     return f'{count(len(files), "file")} ({", ".join(names)})'
 
 def joint_sha256(strings):
@@ -491,9 +518,10 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
     refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=tokenizer == 'bpe',
                        vocab_size=tokenizer in ('bpe', 'word'), val_fraction=not parts['val']))
     found = '; '.join(f'{part}: {some_names(paths)}' for part, paths in parts.items() if paths)
-    if not parts['train']:
-        raise UserError(f'{settings["source"]} has no text to train on ({found}); unpack archives, and rename files '
-                        f'that are called val or test but are for training')
+    if not parts['train'] or (val_dataset and not parts['val']):
+        source = val_dataset if parts['train'] else settings['source']
+        raise UserError(f'{source} has no text to use ({found}); unpack archives, and rename files that are called val '
+                        f'or test but are for training')
     print(f'preparing {settings["source"]} -> {folder} ({found})')
     read = partial(split_texts, parts['train'], parts['val'], settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read('learning tokens')))

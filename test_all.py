@@ -1884,7 +1884,10 @@ train/a.json | validation/a.json | test/b.json
 contest.txt devil.txt test-train.txt values.txt | val.txt | new-test/a.txt train-test.txt
 a.jsonl.gz b.jsonl | dev.jsonl | LICENSE README.md archive.tar.gz
 a.json b.json.gz | dev.json | index.csv
-a.txt b.txt | dev.txt | index.csv picture.png
+a.txt b.txt | dev.txt | index.csv picture.png README.md
+train/test_x.txt training/b.txt | heldout-en/a.txt | test/the_train_ride.txt testing/a.txt
+labeledTrainData.tsv unlabeledTrainData.tsv | valData.tsv | testData.tsv
+a.json-00000-of-00002 b.json-00001-of-00002.gz | dev.json.lzma | test.json
 '''
 
 def write_named(path, name):
@@ -1894,7 +1897,7 @@ def write_named(path, name):
     forms = {'.csv': f'text\n{text}\n', '.tsv': f'id\ttext\n1\t{text}\n', '.json': f'[{line}]',
              '.png': '\x89PNG\0' + text * 999, '.tar': '\0' * 999, '.arrow': text}
     forms |= dict.fromkeys(['.jsonl', '.ndjson', '.jl', '.jsonlines'], line)
-    suffix = Path(name.removesuffix('.gz')).suffix
+    suffix = Path(re.sub('[.](gz|lzma)|-0.*', '', name)).suffix
     path.parent.mkdir(parents=True, exist_ok=True)
     with fsspec.open(path, 'wt', compression='infer') as file:
         file.write(forms.get(suffix, text))
@@ -1914,7 +1917,7 @@ def test_the_names_of_files_say_for_which_split_they_are(train, val, out, printe
 def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     write('top/dir/a.txt', 'first')
     write('elsewhere/b.txt', 'second')
-    for link, target in dict(latest='dir', all='.', again='../top', more='../elsewhere', gone='nowhere').items():
+    for link, target in dict(latest='dir', all='.', again='../top', more='../elsewhere').items():
         os.symlink(target, f'top/{link}')
     os.symlink('dir/a.txt', 'top/copy.txt')
     os.link('top/dir/a.txt', 'top/dir/hard.txt')
@@ -1928,6 +1931,14 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     found = prepare.real_files('top', set())
     assert sorted(path.name for path in found) == ['a.txt', 'b.txt']        # by their own names
     assert Prepared('top/dir', tokenizer='byte', val_dataset='top/more').val_texts == ['second']
+    for name in 'train', 'val':
+        write(f'shared/all/{name[0]}.txt', f'to {name}')
+        os.mkdir(f'shared/{name}')
+        os.symlink(f'../all/{name[0]}.txt', f'shared/{name}/x.txt')
+    assert Prepared('shared', tokenizer='byte').val_texts == ['to val']         # as a link's name says
+    os.symlink('nowhere', 'top/gone')
+    with user_error('top/gone is a link to .*nowhere, which does not exist'):
+        prepare.real_files('top', set())
 
 # a text | the separator, as it is typed
 SEPARATORS = r'''
@@ -3957,11 +3968,17 @@ prepare.py --dataset=under_key.json | fields: data
 prepare.py --dataset=broken.jsonl | broken.jsonl, record 2, has to be an object with a text in 'text' (JSON
 prepare.py --dataset=indented.json | indented.json, record 1
 prepare.py --dataset=latin.csv | latin.csv is not UTF-8
-prepare.py --dataset=comma.csv | comma.csv, record 1, has to be an object with a text in 'text' (Error: more fields
+prepare.py --dataset=comma.csv | comma.csv, record 1, has to be an object with a text in 'text' (Error: more or
+prepare.py --dataset=short.csv | short.csv, record 2, has to be an object with a text in 'text' (Error: more or fewer
+prepare.py --dataset=rows.tsv | rows.tsv, record 1, has to be an object with a text in 'text' (Error: a quote joins rows
+prepare.py --dataset=zero.jsonl | zero.jsonl, record 2, has to be an object with a text in 'text' (AttributeError
+prepare.py --dataset=pointer | pointer/a.txt only points to a file of Git LFS; run git lfs pull
+prepare.py --dataset=small.txt --val_dataset=a.ZIP | a.ZIP has no text to use
+prepare.py --dataset=cut | cannot train on cut (val.bin
 prepare.py --dataset=quote.tsv | quote.tsv, record 2, has to be an object with a text in 'text' (Error: ' ' expected
-prepare.py --dataset=latin | iconv -f latin1 -t utf-8; the same for 1 file (c.txt)
+prepare.py --dataset=latin | iconv -f latin1 -t utf-8; the same for 1 file (latin/c.txt)
 prepare.py --dataset=windows.txt | iconv -f cp1252
-prepare.py --dataset=utf16.txt | utf16.txt has no text to train on
+prepare.py --dataset=utf16.txt | utf16.txt has no text to use
 prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
 prepare.py --dataset=chars | prepare.py --dataset=chars/input.txt --tokenizer=char
@@ -4006,6 +4023,11 @@ BAD_FILES = {
     'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
     'indented.json': b'{\n  "text": "a"\n}\n',
     'comma.csv': b'text\nwell, well\n',
+    'short.csv': b'id,text\n1,a line\nand another\n',
+    'rows.tsv': b'id\ttext\n1\t"I came\n2\thome."\n',
+    'zero.jsonl': b'{"text": "a"}\n{"text": 0}\n',
+    'pointer/a.txt': b'version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n',
+    'cut/train.bin': b'\0\0' * 999,
     'quote.tsv': b'id\ttext\n1\ta\n2\t"b\n3\tso "called"\n',
     'latin.csv': b'text\nd\xe9j\xe0\n',
     'latin/a.txt': b'a',
