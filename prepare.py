@@ -303,7 +303,7 @@ def texts_of(rows, path):
     i, row = 1, None
     try:
         for row in rows:
-            yield (row[text_field] or '').encode() + b'\xff'
+            yield ('' if row[text_field] is None else row[text_field]).encode() + b'\xff'
             i, row = i + 1, None
     except (LookupError, TypeError, AttributeError, UnicodeEncodeError, json.JSONDecodeError, csv.Error) as e:
         fields = f'; fields: {", ".join(map(str, row))}' if isinstance(row, dict) else ''
@@ -336,8 +336,10 @@ def csv_rows(file):
     head = next(lines, '')
     delimiter = max(',;\t', key=head.count)         # a tab in .tsv, a semicolon where a comma is decimal
     for row in csv.DictReader(chain([head], lines), delimiter=delimiter, strict=True):
-        if None in row:         # else a text would end at a comma
-            raise csv.Error(f'more fields than the header, which {delimiter!r} separates; put texts in quotes')
+        if None in (*row, *row.values()):       # a text would end at a comma, or at the end of a line
+            raise csv.Error(f'more or fewer fields than the header, which {delimiter!r} separates; put texts in quotes')
+        if delimiter == '\t' and any('\t' in value and '\n' in value for value in row.values()):
+            raise csv.Error('a quote joins rows; double it, and put the text in quotes')
         yield row
 
 # formats with a document in each row; beside the first two, what else there is only describes them
