@@ -210,7 +210,7 @@ def some_names(files):
 
 def joint_sha256(strings):
     """One sha256 that stands for several strings, in order."""
-    return hashlib.sha256(''.join(strings).encode()).hexdigest()
+    return hashlib.sha256(os.fsencode(''.join(strings))).hexdigest()
 
 def fetch(files, known):
     """Downloads missing files. known: their repo (and repo_type), or the url and sha256 of one. Raises UserError."""
@@ -478,7 +478,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     the others wait. It needs no text afterwards. Raises UserError if it was made from another text or settings.
     """
     folder = Path(dataset)
-    if (folder / 'meta.json').exists() or (folder / 'train.bin').exists():
+    if (folder / 'train_000.bin').exists() or (folder / 'train.bin').exists():
         made_with = config.defaults | read_meta(folder)
         refuse_unused({name: config[name] == made_with[name] for name in config if name not in ('dataset', 'workers')})
         return folder
@@ -491,7 +491,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     own = {path: path.relative_to(val_dataset) for path in val_files}       # the user's files, which may change
     if dataset not in DATASETS:
         own |= {path: path.relative_to(dataset) for path in files}
-    stamp = joint_sha256(f'{name} {path.stat().st_mtime_ns}' for path, name in own.items())
+    stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
     if not gone and read_meta(folder).get('source_stamp') != stamp:         # else the text is not read again
         settings['source_hash'] = joint_sha256(f'{own[path]} {file_sha256(path)}' for path in shown(own, 'hashing'))
     if not folder.exists():
@@ -502,6 +502,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                 parts = sort_files(files, os.path.commonpath(files) if dataset in DATASETS else dataset)
                 if val_files:
                     found = sort_files(val_files, val_dataset)
+                    parts['other'] += parts['val'] + found['other']
                     parts['val'] = found['train'] + found['val'] + found['test']
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
@@ -706,6 +707,7 @@ def epoch_order(seed, epoch, n, T):
 
 def main():
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
+    check_data(folder, read_meta(folder))
     print(f'ready: {folder}')
     return folder
 
