@@ -55,6 +55,7 @@ import bench
 import configurator
 import prepare
 import sample
+import tokenizer
 import train
 from configurator import Knobs, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
@@ -782,6 +783,12 @@ def test_bytes_that_are_no_text_leave_the_tokenizer_as_it_was(trained, reference
     with pytest.raises(ValueError):
         trained.encode_bytes(b"new'\xc3a\xa9")
     assert same_together(trained, reference, [random_text(300)])
+
+def test_windows_gets_no_more_workers_than_it_can_wait_for(monkeypatch):
+    monkeypatch.delattr('os.sched_getaffinity', raising=False)
+    for there, used in (4, 4), (128, 61):
+        monkeypatch.setattr('os.cpu_count', lambda: there)
+        assert tokenizer.default_workers() == used
 
 def test_threads_share_a_tokenizer(trained):
     from concurrent.futures import ThreadPoolExecutor
