@@ -157,7 +157,7 @@ def bench_train():
     if peak:
         print(f'MFU     | {achieved / peak:.1%} of the published dense bf16 peak ({peak / 1e12:.3g} TFLOP/s)')
     if train.WORLD_SIZE > 1:
-        gradients = torch.zeros(model.num_params(), device=device)
+        gradients = torch.zeros(model.num_params(), dtype=getattr(torch, dtype), device=device)
         talk = measure(partial(torch.distributed.all_reduce, gradients), device)
         print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
     if profile:

@@ -376,7 +376,10 @@ def training_step(model, opt, scaler, batches, sequences, lr):
         scaler.scale(loss).backward()
         total += loss.detach()
     if WORLD_SIZE > 1:
-        dist.all_reduce(opt.g)
+        # in the dtype of matmuls: by a count, half the bytes save 5 to 10% of a step of 8 GPUs without NVLink
+        message = opt.g.to(model.compute_dtype)
+        dist.all_reduce(message)
+        opt.g.copy_(message)
     scaler.unscale_(opt)
     grad_norm = opt.clip(grad_clip)
     scaler.step(opt, lr)
