@@ -975,10 +975,7 @@ def remove_checkpoint(folder):
     shutil.rmtree(hidden, ignore_errors=True)
 
 def check_manifest(folder, to_resume=True):
-    """
-    Raises UserError if a file of a checkpoint differs from what was written, or is missing. Only to resume, it has to
-    have the files that nobody publishes.
-    """
+    """Raises UserError if a file is missing or not as it was written. Those of training are needed to resume alone."""
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
         unpublished = name.startswith('training.') and not to_resume and not path.exists()
