@@ -424,6 +424,39 @@ def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
         assert trained.encode_ordinary(text) == ids
         assert trained.encode_to_numpy(text).tolist() == ids
 
+def draw_tokenizer(seed):
+    """A Tokenizer with merges of a few letters, in the order of training or not; the letters; a source of numbers."""
+    numbers = random.Random(seed)
+    letters = numbers.choice(['ab', 'abc', 'aé'])
+    tokens = [bytes([b]) for b in {*letters.encode()}]
+    vocab, merges = {b: bytes([b]) for b in range(256)}, {}
+    for _ in range(numbers.randint(1, 40)):
+        a, b = numbers.choices(tokens, k=2)
+        if len(a + b) <= 12 and (a, b) not in merges and (a + b not in tokens or seed % 2):
+            merges[a, b] = len(merges)
+            tokens = [*dict.fromkeys([*tokens, a + b])]
+    for token in tokens:
+        if token not in vocab.values():
+            vocab[len(vocab)] = token
+    if seed % 3 == 1:
+        merges = dict.fromkeys(numbers.sample([*merges], len(merges)))
+    return Tokenizer(vocab, merges), letters, numbers
+
+def test_long_words_have_the_ids_that_merging_one_pair_at_a_time_gives():
+    for seed in range(150):
+        tok, letters, numbers = draw_tokenizer(seed)
+        words = [''.join(numbers.choices(letters, k=numbers.choice([9, 40, 70, 400]))) for _ in range(40)]
+        expected = [id for word in words for id in [*tok.word_ids(word), ord('.')]]
+        assert tok.encode('.'.join([*words, ''])) == expected
+        assert [id for word in words for id in [*tok.encode(word), ord('.')]] == expected
+
+@parametrize('pattern', PATTERNS)
+def test_ascii_is_cut_as_other_text_is(pattern):
+    find = regex.compile(PATTERNS[pattern]).findall
+    find_ascii = re.compile(tokenizer.ascii_form(PATTERNS[pattern])).findall
+    every = [*map(''.join, itertools.product("as7!'T \t\r\n\v\x1c\x1f", repeat=4)), ''.join(map(chr, range(128)))]
+    assert [*map(find_ascii, every)] == [*map(find, every)]
+
 @parametrize('pattern', PATTERNS)
 def test_text_is_cut_into_the_words_of_the_pattern(pattern):
     hard = "as7!' \t\n\u3000é"
