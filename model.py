@@ -762,6 +762,9 @@ GPT2_KEYS = dict(
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
 
+# fields that each family has in config.json
+SIZES = {'vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd'}
+
 # settings in config.json without a field of GPTConfig, and the only value that is supported
 LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)
 GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
@@ -832,6 +835,9 @@ def import_config(folder):
     if 'mlp_bias' in keys and bool(d.get('attention_bias')) != bool(d.get('mlp_bias')):
         raise UserError('attention_bias and mlp_bias that differ are not supported; use another model')
     found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
+    lacking = [theirs for theirs, ours in keys.items() if ours in SIZES - found.keys()]
+    if lacking:
+        raise UserError(f'{folder}/config.json lacks {lacking[-1]}; add it')
     config = GPTConfig(**(values | found))
     regular = [int(has_rope(config, i)) for i in range(config.n_layer)]
     if (d.get('no_rope_layers') or regular)[:config.n_layer] != regular:
@@ -849,7 +855,7 @@ def find_folder(name, say=print):
     """
     folder = Path(name)
     if checkpoints(folder):
-        folder = newest_whole(folder, say)
+        folder = newest_whole(folder, say, to_resume=False)
     elif (folder / 'log.jsonl').exists():       # a run in its first steps
         text = (folder / 'config.py').read_text(encoding='utf-8')
         intervals = dict(re.findall(r'^(\w+)_interval = ([1-9]\d*)$', text, re.M))
@@ -869,7 +875,7 @@ def download(name):
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
     # config.json comes first, so that a model that is not supported is refused before its weights are downloaded
-    for patterns in 'config.json', [*KEPT, 'model*.safetensors']:
+    for patterns in 'config.json', [*KEPT, 'model*.safetensors*']:
         try:
             folder = Path(snapshot_download(repo, allow_patterns=patterns))
         except Exception as e:          # of many types: no such model, no network, no permission
@@ -892,8 +898,10 @@ def load_model(folder, **overrides):
     try:
         config = replace(import_config(folder), **overrides)
         tensors = {}
-        # in parts only if it is not whole: an older file may lie beside it
-        for file in [*folder.glob('model.safetensors')] or folder.glob('model-*.safetensors'):
+        files, index = [*folder.glob('model.safetensors')], folder / 'model.safetensors.index.json'
+        if not files and index.exists():        # parts of an older model may lie beside those that it names
+            files = [folder / name for name in {*read_json(index)['weight_map'].values()}]
+        for file in files:
             for name, x in load_file(file).items():
                 if not name.endswith(NO_WEIGHTS):
                     tensors[name] = x
@@ -914,7 +922,7 @@ def load_model(folder, **overrides):
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
         model.tie_and_tabulate()
-    except (SafetensorError, RuntimeError, KeyError, TypeError) as e:
+    except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'{folder}: config.json and model*.safetensors do not match, or are not a model of one of '
                         f'{", ".join(FAMILIES)} ({str(e)[:300]}); use another folder')
     return model
@@ -926,13 +934,15 @@ MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint but it
 
 def keep_from(folder, ends):
     """
-    Returns what a model keeps when it is trained further: {file: bytes}, {id in config.json: value}, but with `ends` as
-    the ids that end a text.
+    Returns what a model keeps when it is trained further: {file: bytes}, {name in config.json: value}, but with `ends`
+    as the ids that end a text.
     """
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern) if path.is_file()}
     config = read_json(folder / 'config.json')
     ids = {name: id for name, id in config.items() if name.endswith('_token_id')}
     ids['eos_token_id'] = ends[0] if len(ends) == 1 else ends
+    if config['model_type'] == 'mistral':       # a Llama, but transformers 5 takes another class for its tokenizer
+        ids.update(model_type='mistral', architectures=['MistralForCausalLM'])
     settings = folder / 'generation_config.json'
     if settings.exists():
         files[settings.name] = json.dumps(read_json(settings) | dict(eos_token_id=ends), indent=2).encode()
@@ -959,9 +969,10 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
 
         if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
-            end = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}.get(eot)
+            names = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}
             write_json(unfinished / 'tokenizer_config.json', dict(
-                tokenizer_class='PreTrainedTokenizerFast', eos_token=end, bos_token=end, pad_token=end,
+                tokenizer_class='PreTrainedTokenizerFast', eos_token=names.get(eot), pad_token=names.get(eot),
+                bos_token=names.get(ids.get('bos_token_id', eot)),
                 model_max_length=model.config.block_size,
                 model_input_names=['input_ids', 'attention_mask']))     # transformers 4 adds a third, which fails
         for name, content in kept.items():
@@ -988,11 +999,11 @@ def checkpoints(run):
     """Returns the checkpoints in the folder of a run, oldest first."""
     return sorted(Path(run).glob('step_' + 8 * '[0-9]'))
 
-def newest_whole(run, say=print):
+def newest_whole(run, say=print, to_resume=True):
     """Returns the newest intact checkpoint of a run, and says why newer ones are skipped. Raises UserError."""
     for folder in reversed(checkpoints(run)):
         try:
-            check_manifest(folder)
+            check_manifest(folder, to_resume)
             return folder
         except UserError as e:
             say(f'{e}; it is not used')

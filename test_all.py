@@ -61,7 +61,7 @@ from configurator import Knobs, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
-                   load_file, load_model, newest_whole, peak_flops, remove_checkpoint, rope_angles,
+                   keep_from, load_file, load_model, newest_whole, peak_flops, remove_checkpoint, rope_angles,
                    rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, set_up, silu, softmax,
                    write_gguf)
 from prepare import Shards, find_or_prepare
@@ -1262,6 +1262,14 @@ def test_transformers_opens_the_tokenizer_and_knows_the_end_of_a_text():
     assert batch.input_ids == [[104, 256, 256], list('hé'.encode())]
     assert batch.attention_mask == [[1, 0, 0], [1, 1, 1]]
 
+def test_the_token_that_begins_a_text_is_that_of_the_model():
+    byte_tokenizer(['<s>', END_OF_TEXT]).save('t.json')
+    for ids, begin in (dict(bos_token_id=256), '<s>'), ({}, END_OF_TEXT):
+        folder = Path(f'of {begin}')
+        save_checkpoint(folder, small_gpt(vocab_size=258), Path('t.json'), 257, {}, dict(t=torch.zeros(1)), ids=ids)
+        found = read_json(folder / 'tokenizer_config.json')
+        assert (found['bos_token'], found['eos_token']) == (begin, END_OF_TEXT)
+
 def save_theirs(kind, vocab_size=60, **more):
     """A folder that transformers saved, of a small model with noise in all weights. -> the model"""
     import transformers
@@ -1320,6 +1328,38 @@ def test_a_head_of_its_own_in_a_model_that_ties_it_is_refused():
     change(folder / 'config.json', '"tie_word_embeddings": false', '"tie_word_embeddings": true')
     with user_error('has an lm_head of its own'):
         load_model(folder)
+
+@parametrize('kind', ['Llama', 'GPT2'])
+def test_the_context_of_a_model_is_not_guessed(kind):
+    save_theirs(kind)
+    config = read_json('theirs/config.json')
+    for name in 'max_position_embeddings', 'n_ctx', 'n_positions':
+        config.pop(name, None)
+    write('theirs/config.json', json.dumps(config))
+    with user_error('theirs/config.json lacks (max_position_embeddings|n_positions); add it'):
+        find_folder('theirs')
+
+def test_parts_that_the_index_does_not_name_are_not_read():
+    theirs = save_theirs('Llama')
+    os.remove('theirs/model.safetensors')
+    theirs.save_pretrained('theirs', max_shard_size='20KB')
+    old = load_file(min(Path('theirs').glob('model-0*')))
+    save_file({name: x + 1 for name, x in old.items()}, 'theirs/model-00001-of-00099.safetensors')
+    same_logits(load_model('theirs'), theirs)
+    os.remove(min(Path('theirs').glob('model-0*[!9].safetensors')))
+    with user_error('do not match'):
+        load_model('theirs')
+
+def test_a_mistral_stays_one_for_transformers():
+    theirs = save_theirs('Mistral', sliding_window=None)
+    _, ids = keep_from(Path('theirs'), [2])
+    save_checkpoint(Path('again'), load_model('theirs'), Path('none'), 2, {}, {'t': torch.zeros(1)}, ids=ids)
+    assert read_json('again/config.json')['model_type'] == 'mistral'
+    import transformers
+    again = transformers.AutoModelForCausalLM.from_pretrained('again')
+    assert type(again).__name__ == 'MistralForCausalLM'
+    same_logits(load_model('again'), again)
+    same_logits(load_model('again'), theirs)
 
 def test_an_adapter_is_one_error():
     write('lora/adapter_config.json', '{}')
@@ -1546,6 +1586,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
                 published = data is None and path.name.startswith('training.')      # without what only training needs
                 with nullcontext() if published else user_error(path.name):
                     load_model(newer)
+                assert find_folder('run', said.append) == (newer if published else older)
         path.write_bytes(whole)
     assert newest_whole('run') == newer
 
