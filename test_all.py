@@ -2885,6 +2885,14 @@ def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     assert command('train.py mine.py --max_iters=1') == 0
     assert Run('out/corpus').kept == [1]
 
+def test_a_config_file_does_not_lengthen_a_model_but_an_option_does():
+    train_here('a', '--max_iters=1')
+    write('longer.py', 'block_size = 64\n')
+    line = SMALL_RUN.replace('--block_size=16', 'longer.py') + ' --init_from=a --max_iters=1'
+    for more, length in ('', 16), ('--block_size=32', 32):
+        assert command(f'train.py {line} --out_dir=b{length} {more}') == 0
+        assert read_json(Run(f'b{length}').last / 'config.json')['max_position_embeddings'] == length
+
 # a knob that changes | what the one line names
 CHANGES = '''
 --n_embd=64 | n_embd = 32

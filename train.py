@@ -857,7 +857,9 @@ def make_model(folder, vocab, resumed):
     if not folder:
         return GPT(wanted)
     model = load_model(folder, **{name: getattr(wanted, name) for name in TRAINING_FIELDS})
-    longer = 'block_size' in config.source and wanted.block_size > model.config.block_size
+    if not resumed and not config.source.get('block_size', '').startswith('--'):        # a config file has any model
+        wanted.block_size = min(wanted.block_size, model.config.block_size)
+    longer = wanted.block_size > model.config.block_size
     if longer and not resumed and model.config.position == 'rope':
         model.config.block_size = wanted.block_size         # rope's tables can be as long as asked for
         model.tie_and_tabulate()
