@@ -1687,7 +1687,7 @@ def test_a_model_of_the_hub_is_downloaded_and_generates(name, hub, printed):
         run_main(sample, out_dir=out_dir, num_samples=1, max_new_tokens=5, start='a')
         texts.append(printed())
     assert texts[0] == texts[1]
-    wanted = r'model.*\.safetensors|(?!manifest|training|model).*\.json'
+    wanted = r'model.*\.safetensors(.index.json)?|(?!manifest|training|model).*\.json'
     needed = {file for file in os.listdir(f'hub/{name}') if re.fullmatch(wanted, file)}
     assert {*os.listdir(f'cache/me/{name}')} == needed
 
