@@ -132,27 +132,29 @@ def real_files(root, seen):
     else under its own.
     """
     ranked = []
-    for path in all_files(Path(root)):
+    for linked, path in all_files(Path(root)):
         says = split_words(path.relative_to(root).as_posix())
-        ranked.append((not says, os.path.abspath(path) != os.path.realpath(path), path))
+        ranked.append((not says, linked, path))
     found = {}
     for *_, path in sorted(ranked):
-        found.setdefault((path.stat().st_dev, path.stat().st_ino), path)
+        info = path.stat()
+        found.setdefault((info.st_dev, info.st_ino), path)
     new = found.keys() - seen
     seen |= new
     return sorted(found[real] for real in new)
 
-def all_files(path, above=()):
-    """Yields the files at a path, also through links, but no hidden ones and backups. Raises UserError."""
-    real = os.path.realpath(path)
-    if path.is_symlink() and not path.exists():
-        raise UserError(f'{path} is a link to {real}, which does not exist; get that file, or remove the link')
+def all_files(path, above=(), linked=False):
+    """Yields (whether a link leads there, file) for all files at a path but hidden ones and backups; or UserError."""
+    linked = linked or path.is_symlink()
     if path.is_file():
-        yield path
-    if path.is_dir() and real not in above:         # else the link is a loop
-        for inside in path.iterdir():
+        yield linked, path
+    elif path.is_dir():
+        real = path.resolve()
+        for inside in path.iterdir() if real not in above else []:         # else the link is a loop
             if not re.search(r'^[.]|~$|[.]bak$', inside.name):
-                yield from all_files(inside, (*above, real))
+                yield from all_files(inside, (*above, real), linked)
+    elif path.is_symlink():
+        raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; get that, or remove the link')
 
 SPLITS = dict(dict.fromkeys('val valid validation dev eval evaluation heldout'.split(), 'val'),
               train='train', training='train', test='test', testing='test')
