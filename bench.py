@@ -10,7 +10,7 @@ Measures how fast this machine is and how close to its limit, says what a model 
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
     python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold
     python bench.py --what=toy                     # the optimizers on a toy problem, at rates from too low to too high
-    python bench.py --what=tokenizer --dataset=my_text.txt       # ours beside tokenizers, rustbpe, tiktoken, riptoken
+    python bench.py --what=tokenizer --dataset=my_text.txt       # ours beside tiktoken and those that are installed
     python bench.py --what=find_lr config/train_tinystories.py   # a short run that suggests a learning rate
     python bench.py --what=diagnose --runs=out/python            # a look into a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
@@ -24,6 +24,7 @@ import math
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from copy import deepcopy
@@ -389,7 +390,9 @@ def bench_tokenizer():
                 tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
                     docs, n, show_progress=False),
                 rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
-                    iter(docs), n, pattern=PATTERN))
+                    iter(docs), n, pattern=PATTERN),
+                gigabpe=lambda: import_module('gigabpe').train_bpe(     # reads the files, which have to be text
+                    [*map(str, files)], n, pretokenizer='bytelevel'))
 
     tok = prepare.make_tokenizer('bpe', 32_000, batches)
     tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=tok.id_of, special_tokens={})
@@ -398,10 +401,14 @@ def bench_tokenizer():
             ours=lambda: FastEncoder(tok).encode_bytes(text.encode(), []),
             ours_again=lambda: tok.encode_to_numpy(text),       # it knows all words now
             tiktoken=lambda: tik.encode_to_numpy(text))
-    contest('encode to lists', text,
-            ours=lambda: list(map(tok.encode_ordinary, docs)),
-            tiktoken=lambda: list(map(tik.encode_ordinary, docs)),
-            riptoken=lambda: list(map(import_module('riptoken').CoreBPE(tok.id_of, {}, PATTERN).encode_ordinary, docs)))
+    with tempfile.TemporaryDirectory() as folder:
+        tok.save(f'{folder}/tokenizer.json')
+        contest('encode to lists', text,
+                ours=lambda: list(map(tok.encode_ordinary, docs)),
+                tiktoken=lambda: list(map(tik.encode_ordinary, docs)),
+                riptoken=lambda: list(map(import_module('riptoken').CoreBPE(tok.id_of, {}, PATTERN).encode_ordinary,
+                                          docs)),
+                splintr=lambda: list(map(import_module('splintr').from_json(f'{folder}/tokenizer.json').encode, docs)))
     contest('decode', text,
             ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
 
