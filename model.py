@@ -930,7 +930,7 @@ def load_model(folder, **overrides):
 # -----------------------------------------------------------------------------
 # checkpoints: a folder, written under another name and renamed once it is complete
 
-MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint but its README.md, which people edit
+MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 
 def keep_from(folder, ends):
     """
@@ -964,6 +964,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         save_file(tensors, unfinished / 'training.tensors')
         write_json(unfinished / 'config.json', export_config(model, eot) | ids)
         write_json(unfinished / 'training.json', training)
+        write(unfinished / 'README.md', card)
         for path in unfinished.glob('*tensors'):
             shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only the owner read its files
 
@@ -978,7 +979,11 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)
         write_json(unfinished / MANIFEST, {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())})
-        write(unfinished / 'README.md', card)
+
+def replace_card(folder, card):
+    """Replaces the README.md of a checkpoint."""
+    write(folder / 'README.md', card)
+    write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {'README.md': file_sha256(folder / 'README.md')})
 
 def remove_checkpoint(folder):
     """Removes a checkpoint. From the first moment on, it no longer looks like one."""
@@ -989,10 +994,12 @@ def check_manifest(folder, to_resume=True):
     """Raises UserError if a file is missing or not as it was written. Those of training are needed to resume alone."""
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
-        unpublished = name.startswith('training.') and not to_resume and not path.exists()
-        if name == 'README.md' or unpublished:          # before November 2026, the card was listed
+        if name.startswith('training.') and not to_resume and not path.exists():
             continue
-        if not path.is_file() or file_sha256(path) != sha256:
+        whole = path.is_file() and file_sha256(path) == sha256
+        if name == 'README.md' and not whole:         # people fill in the license
+            print(f'{path} differs from {MANIFEST}, and is used as it is', file=sys.stderr)
+        elif not whole:
             raise UserError(f'{path} is damaged or missing (its sha256 differs from {MANIFEST}); use another one')
 
 def checkpoints(run):

@@ -61,9 +61,9 @@ from configurator import Knobs, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
-                   keep_from, load_file, load_model, newest_whole, peak_flops, remove_checkpoint, rope_angles,
-                   rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, set_up, silu, softmax,
-                   write_gguf)
+                   keep_from, load_file, load_model, newest_whole, peak_flops, remove_checkpoint, replace_card,
+                   rope_angles, rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, set_up, silu,
+                   softmax, write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
 from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
@@ -1564,12 +1564,15 @@ def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
 # -----------------------------------------------------------------------------
 # nothing is lost: damage, and crashes while a checkpoint is written
 
-def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used():
+def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used(capsys):
     older = save(small_gpt(), 'run/step_00000008')
     newer = save(small_gpt(), 'run/step_00000010')
-    listed = read_json(newer / 'manifest.json')
-    write(newer / 'manifest.json', json.dumps(dict(listed, **{'README.md': 'of an earlier version'})))
-    write(newer / 'README.md', 'edited')
+    replace_card(newer, 'another card')
+    load_model(newer)
+    assert not capsys.readouterr().err
+    write(newer / 'README.md', 'license: mit')
+    assert newest_whole('run') == newer
+    assert 'run/step_00000010/README.md differs from manifest.json' in capsys.readouterr().err
     for path in sorted({*newer.iterdir()} - {newer / 'README.md'}):
         whole = path.read_bytes()
         changed = whole[:9] + b'?' + whole[10:]

@@ -41,7 +41,7 @@ from configurator import (Diverged, Output, UserError, as_file, check_range, com
                           read_json, write)
 from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
                    choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
-                   remove_checkpoint, save_checkpoint, set_up)
+                   remove_checkpoint, replace_card, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
 from tokenizer import find_ends, load_tokenizer
@@ -1085,8 +1085,7 @@ def finish(run, interrupt, started):
         if RANK == 0 and not interrupt.signal:
             log(run, {f'full_{name}': value for name, value in whole.items()})
             with optional('the model card'):
-                card = model_card(run, dict(whole, step=run.state['step']))
-                write(checkpoints(run.folder)[-1] / 'README.md', card)
+                replace_card(checkpoints(run.folder)[-1], model_card(run, dict(whole, step=run.state['step'])))
             show_texts(run, 4, 3 * sample_tokens)
     if RANK == 0:
         print_ending(run, whole, time.perf_counter() - started)
