@@ -626,8 +626,7 @@ def choose_compile(compile, device, flops=0.0):
     is asked for and not possible.
     """
     if 'cuda' in device:
-        # an estimate: compiling takes a minute, in which a card does this much at half its peak
-        pays_from = 30 * (peak_flops(device) or 1e14)
+        pays_from = 30 * (peak_flops(device) or 1e14)       # an estimate: half of a minute, which compiling takes
         compiler = 'gcc'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
@@ -668,8 +667,7 @@ def set_up(device):
         try:
             torch.ones(1, device=device) + 1         # the card may be too old for this torch
         except RuntimeError as e:
-            raise UserError(f'{device} cannot be used ({str(e).splitlines()[0]}); use --device=cpu, or a torch from '
-                            f'pytorch.org for this card and its driver')
+            raise UserError(f'{device} cannot be used ({str(e).splitlines()[0]}); use --device=cpu or another torch')
     elif sys.platform == 'linux':
         # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
         libc = ctypes.CDLL(None)

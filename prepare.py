@@ -629,8 +629,7 @@ def check_data(folder, meta):
                     source=f'ids up to {largest:,}, without meta.json' + ', taken as those of GPT-2' * is_gpt2)
     return meta
 
-def stamp_of(path):
-    """Identifies a file as it is now. A copy has another inode."""
+def stamp_of(path):         # a copy has another inode
     info = path.stat()
     return f'{path.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'
 

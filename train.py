@@ -967,8 +967,7 @@ def start(out, device, source, resumed, state):
     if family(model.config) == 'gpt_ablation':
         say('        | transformers has no class for this kind of model: its checkpoints open here alone')
     if eval_only:
-        found = evaluate(model.eval(), val_data, T, at_once=tokens_at_once(device) // 8)
-        say(f'{describe(found)} over the whole split')
+        say(f'{describe(evaluate(model.eval(), val_data, T, 0, tokens_at_once(device) // 8))} over the whole split')
         sys.exit(0)
 
     # the optimizer
