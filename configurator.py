@@ -176,7 +176,7 @@ def command(script, *arguments):
     return shlex.join(['python', str(path), *arguments])
 
 def conversion(kind, folder):
-    """Returns a command that saves a model's files again, in the formats of today. kind: a class of transformers."""
+    """Returns a command that saves a model's files again, in today's formats. kind: a class of transformers."""
     path = json.dumps(str(folder))
     code = f'from transformers import {kind} as A; A.from_pretrained({path}).save_pretrained({path})'
     return shlex.join(['python', '-c', code])

@@ -626,7 +626,7 @@ def choose_compile(compile, device, flops=0.0):
     is asked for and not possible.
     """
     if 'cuda' in device:
-        pays_from = 30 * (peak_flops(device) or 1e14)       # an estimate: half of a minute, which compiling takes
+        pays_from = 30 * (peak_flops(device) or 1e14)       # an estimate: compiling takes a minute
         compiler = 'gcc'        # Triton's launchers are C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
@@ -775,7 +775,7 @@ FAMILIES = dict(
     qwen2=('Qwen2ForCausalLM', QWEN_KEYS, dict(LLAMA, qkv_bias=True), LLAMA_FIXED),
     smollm3=('SmolLM3ForCausalLM', SMOLLM3_KEYS, dict(LLAMA, nope_every=4, tie_weights=True, rope_theta=2e6),
              LLAMA_FIXED),
-    mistral=('MistralForCausalLM', LLAMA_KEYS, LLAMA, dict(LLAMA_FIXED, sliding_window=None)),     # saved as a Llama
+    mistral=('MistralForCausalLM', LLAMA_KEYS, LLAMA, dict(LLAMA_FIXED, sliding_window=None)),     # see keep_from
     gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
 )
 
@@ -913,8 +913,8 @@ def load_model(folder, **overrides):
         if config.tie_weights:
             embedding = tensors['model.embed_tokens.weight']
             if not tensors.setdefault('lm_head.weight', embedding).equal(embedding):
-                raise UserError(f'{folder} has an lm_head of its own, but tie_word_embeddings is true; correct that in '
-                                f'its config.json')
+                raise UserError(f'the lm_head in {folder} differs from the embedding; set tie_word_embeddings to false '
+                                f'in config.json')
             tensors['lm_head.weight'] = embedding
         for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
@@ -952,10 +952,10 @@ def write_json(path, content):
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
     Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
-    README.md (card) and the manifest. Resuming also needs training.json (a dict) and training.tensors (a
-    dict of tensors in the format of safetensors, under another name because vLLM and others read every *.safetensors).
-    kept, ids: from keep_from. The folder gets its name when all of it is on the disk. Raises OSError or SafetensorError
-    if it cannot be written.
+    README.md (card) and the manifest. Resuming also needs training.json (a dict) and training.tensors (a dict of
+    tensors in the format of safetensors, under another name because vLLM and others read every *.safetensors). kept,
+    ids: from keep_from. The folder gets its name when all of it is on the disk. Raises OSError or SafetensorError if it
+    cannot be written.
     """
     with whole_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
@@ -996,7 +996,7 @@ def check_manifest(folder, to_resume=True):
             continue
         whole = path.is_file() and file_sha256(path) == sha256
         if name == 'README.md' and not whole:         # people fill in the license
-            print(f'{path} differs from {MANIFEST}, and is used as it is', file=sys.stderr)
+            print(f'{path} was changed (its sha256 differs from {MANIFEST}); it is used all the same', file=sys.stderr)
         elif not whole:
             raise UserError(f'{path} is damaged or missing (its sha256 differs from {MANIFEST}); use another one')
 

@@ -144,7 +144,7 @@ def real_files(root, seen):
     return sorted(found[real] for real in new)
 
 def all_files(path, above=(), linked=False):
-    """Yields (whether a link leads there, file) for all files at a path but hidden ones and backups; or UserError."""
+    """Yields (linked, file) for each file at a path but hidden ones and backups. linked: whether a link leads to it."""
     linked = linked or path.is_symlink()
     if path.is_file():
         yield linked, path

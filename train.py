@@ -630,7 +630,7 @@ def connect(device, shared={}):
         there = {theirs[name] for theirs in everyones} - {here}
         if there and name not in OWN_KNOBS:
             raise UserError(f'the processes do not have the same {name} (here {here!r}, elsewhere {there}); start all '
-                            f'of them with the same command, data and run folder, with a --dtype for all kinds of GPUs')
+                            f'of them with the same command, data and run folder (for GPUs of two kinds, give --dtype)')
 
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
@@ -857,7 +857,7 @@ def make_model(folder, vocab, resumed):
     if not folder:
         return GPT(wanted)
     model = load_model(folder, **{name: getattr(wanted, name) for name in TRAINING_FIELDS})
-    if not resumed and not config.source.get('block_size', '').startswith('--'):        # a config file has any model
+    if not resumed and not config.source.get('block_size', '').startswith('--'):        # a config may suit many models
         wanted.block_size = min(wanted.block_size, model.config.block_size)
     longer = wanted.block_size > model.config.block_size
     if longer and not resumed and model.config.position == 'rope':
