@@ -16,7 +16,7 @@ Measures how fast this machine is and how close to its limit, says what a model 
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
     python bench.py config/lab.py config/lab_ablations.py        # what does each part buy? see config/lab_*.py
 
-It takes the knobs of train.py, too. Speed is measured on random tokens. MFU is the FLOP/s achieved, divided by the
+It takes the options of train.py, too. Speed is measured on random tokens. MFU is the FLOP/s achieved, divided by the
 card's peak in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention, without
 a discount for the causal mask. The measured rate of a large matmul is a limit that is known for every device.
 """
@@ -40,14 +40,14 @@ import torch
 import prepare
 import sample
 import train
-from configurator import Knobs, UserError, configure, launch
+from configurator import Options, UserError, configure, launch
 from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
                    set_up)
 from tokenizer import PATTERNS, FastEncoder
 
 # -----------------------------------------------------------------------------
 what = 'train'          # train (a training step), sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
-                        # diagnose, curves, compare (arms by seeds, as in config/lab_*.py), scaling (compare, fit a law)
+                        # diagnose, curves, compare (variants and seeds, as in config/lab_*.py), scaling (and fit)
 steps = 20              # measured optimizer steps
 warmup_steps = 5        # unmeasured steps before them
 profile = False         # train: also say where the time of a step goes
@@ -61,19 +61,19 @@ mfu = 0.4               # resources: the share of the peak that training reaches
 tokens = 0.0            # resources: tokens to train on, such as 15e12; 0: those of the run
 flop_budget = 0.0       # resources: FLOPs to spend on a model of the best size; 0: those of the run
 runs = ''               # curves: folders, separated by commas; diagnose: one folder, or '' for the newest run
-arms = ''               # compare: 'name: arguments of train.py' for each arm, one a line or separated by ;
-seeds = 3               # compare: runs of each arm, with --seed and the seeds after it
+variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by ;
+seeds = 3               # compare: runs of each variant, with --seed and the seeds after it
 question = ''           # the title of the picture
-picture = 'rows'        # compare: rows (one per arm), curves (losses by step), or a knob to draw the loss against
+picture = 'rows'        # compare: rows (one per variant), curves (loss by step), or an option to plot the loss against
 # -----------------------------------------------------------------------------
-config = configure(globals(), train, prepare, GPTConfig)        # the knobs of train.py are in train.config, too
+config = configure(globals(), train, prepare, GPTConfig)        # the options of train.py are in train.config, too
 
 # -----------------------------------------------------------------------------
 # what the commands share. c is always a GPTConfig; device and dtype are names, such as 'cuda:0' and 'bfloat16'
 
 def machine(flops=math.inf, texts=0):
     """Prints and returns the device, the dtype, and whether to compile a run of that many FLOPs (texts: generated)."""
-    train.check_knobs()
+    train.check_options()
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
@@ -81,12 +81,13 @@ def machine(flops=math.inf, texts=0):
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
-# tokenizers that ignore the knob vocab_size; that of char depends on the text, and is about 100
+# tokenizers that ignore the option vocab_size; that of char depends on the text, and is about 100
 VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
-def model_config(knobs=train.config, **others):
-    """The GPTConfig that knobs describe, as far as it can be known without the data. others: fields to change."""
-    return train.model_config(knobs, vocab_size=VOCAB_SIZES.get(knobs['tokenizer'], knobs['vocab_size']), **others)
+def model_config(options=train.config, **others):
+    """The GPTConfig that options describe, as far as it can be known without the data. others: fields to change."""
+    vocab_size = VOCAB_SIZES.get(options['tokenizer'], options['vocab_size'])
+    return train.model_config(options, vocab_size=vocab_size, **others)
 
 def build(c, device, dtype='float32'):
     """A new model. On the device 'meta' it has only shapes and takes no memory."""
@@ -177,9 +178,9 @@ def matmul_flops(device, dtype):
 
 def print_run(name, device, dtype):
     """How long a run of config/ would take here, judged by forward and backward passes over a part of a batch."""
-    knobs = Knobs(train.config.defaults)
-    knobs.read([f'{Path(__file__).parent}/config/{name}.py'])
-    c = model_config(knobs)
+    options = Options(train.config.defaults)
+    options.read([f'{Path(__file__).parent}/config/{name}.py'])
+    c = model_config(options)
     model = build(c, device, dtype)
     at_once = 1024          # tokens
     if 'cuda' in device:        # on a CPU compiling would take longer than the answer is worth
@@ -187,7 +188,7 @@ def print_run(name, device, dtype):
         model = torch.compile(model, disable=not choose_compile(train.compile, device, math.inf))
     batch = random_batch(c, at_once // c.block_size, device)
     seconds = min(laps(lambda: model(*batch).backward(), device, 3))
-    total = tokens_of(knobs)
+    total = tokens_of(options)
     hours = seconds * total / at_once / train.WORLD_SIZE / 3600
     print(f'here    | {name}, {total / 1e9:.2g}B tokens: about {hours:,.1f} hours')
 
@@ -338,7 +339,7 @@ def memory(c, B, dtype):
     return found
 
 def bench_resources():
-    """What the model of the knobs costs, by part, and what follows from that."""
+    """What the model of the options costs, by part, and what follows from that."""
     _, dtype, _ = machine()
     c = model_config()
     B = train.micro_batch_size or train.batch_size
@@ -359,9 +360,9 @@ def bench_resources():
     N = (budget / 120) ** 0.5                               # 6 N D FLOPs, where D = 20 N (arXiv:2203.15556)
     print(f'Chinchilla    | {budget:.3g} FLOPs do most for {N:.3g} parameters on {20 * N:.3g} tokens')
 
-def tokens_of(knobs):
+def tokens_of(options):
     """How many tokens a run trains on."""
-    return knobs['max_iters'] * knobs['batch_size'] * knobs['block_size']
+    return options['max_iters'] * options['batch_size'] * options['block_size']
 
 def print_parts(title, counts):
     """Prints counts by part, with their shares and their sum."""
@@ -495,15 +496,15 @@ def rms(tensors):
     return torch.nn.utils.parameters_to_vector(tensors).square().mean().sqrt().item()
 
 # -----------------------------------------------------------------------------
-# experiments: every arm is a command of train.py, run with every seed
+# experiments: every variant is a command of train.py, run with every seed
 
-class Arm:
+class Variant:
     """Runs of train.py with the same arguments and several seeds. Raises UserError."""
     def __init__(self, name, arguments=''):
         self.name, self.arguments = name.strip(), arguments.split()
         self.logs = []          # the entries of each run
-        self.knobs = Knobs(train.config)
-        self.knobs.read(self.arguments)
+        self.options = Options(train.config)
+        self.options.read(self.arguments)
 
     def run(self, seed):
         """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
@@ -531,22 +532,23 @@ class Arm:
         losses = self.values('full_val_loss')
         return stdev(losses) if len(losses) > 1 else 0.0
 
-def read_arms():
-    """The arms that the knob `arms` describes. Raises UserError."""
-    found = [Arm(*line.split(':', 1)) for line in re.split('[\n;]', arms) if line.strip()]
+def read_variants():
+    """The variants that the option `variants` describes. Raises UserError."""
+    found = [Variant(*line.split(':', 1)) for line in re.split('[\n;]', variants) if line.strip()]
     if not found:
-        raise UserError('there are no arms: give config/lab_ablations.py, or --arms="a: --n_embd=64; b: --n_embd=128"')
+        raise UserError('no variants to compare; add config/lab_ablations.py, or --variants="a: --n_embd=64; b: '
+                        '--n_embd=128"')
     return found
 
 def bench_compare():
-    """Runs every arm with every seed, in turns, so that a slow hour slows all arms. Returns the arms."""
-    found = read_arms()
+    """Runs every variant with every seed, in turns, so that a slow hour slows all variants. Returns the variants."""
+    found = read_variants()
     if picture not in ('rows', 'curves', *train.config):
-        raise UserError(f'picture = {picture!r}: give rows, curves, or a knob of train.py')
+        raise UserError(f'picture = {picture!r}: give rows, curves, or an option of train.py')
     for i in range(seeds):
-        for arm in found:
-            arm.run(train.seed + i)
-            print(f'{arm.name}, seed {i + 1} of {seeds} | loss {arm.loss():.4f}', flush=True)
+        for variant in found:
+            variant.run(train.seed + i)
+            print(f'{variant.name}, seed {i + 1} of {seeds} | loss {variant.loss():.4f}', flush=True)
     print_results(found)
     save_picture(found, picture)
     return found
@@ -557,47 +559,48 @@ def bench_scaling():
 
 def bench_curves():
     """Shows several runs in one table and one picture."""
-    found = [Arm(run) for run in runs.split(',')]
-    for arm in found:
-        arm.logs = [train.read_log(Path(arm.name))]
-        if not arm.logs[0]:
-            raise UserError(f'there is no run in {arm.name!r}: give folders of runs, as --runs=out/a,out/b')
+    found = [Variant(run) for run in runs.split(',')]
+    for variant in found:
+        variant.logs = [train.read_log(Path(variant.name))]
+        if not variant.logs[0]:
+            raise UserError(f'there is no run in {variant.name!r}: give folders of runs, as --runs=out/a,out/b')
     print_results(found)
     save_picture(found, 'curves')
 
 def print_results(found):
     """Prints how the runs ended. Runs that diverged, or have not ended yet, are not in the means."""
     print_row('', 'validation loss', 'vs first', 'bits/byte', 'steps', 'tokens/s', 'ended')
-    for arm in found:
-        ended = sum(map(math.isfinite, arm.values('full_val_loss')))
-        print_row(arm.name, f'{arm.loss():.4f} ± {arm.spread():.4f}', f'{arm.loss() - found[0].loss():+.4f}',
-                  f'{mean(arm.values("full_val_bpb")):.3f}', f'{max(arm.values("step")):,}',
-                  f'{median(arm.values("tokens_per_second")):,.0f}', f'{ended} of {len(arm.logs)}')
+    for v in found:
+        ended = sum(map(math.isfinite, v.values('full_val_loss')))
+        print_row(v.name, f'{v.loss():.4f} ± {v.spread():.4f}', f'{v.loss() - found[0].loss():+.4f}',
+                  f'{mean(v.values("full_val_bpb")):.3f}', f'{max(v.values("step")):,}',
+                  f'{median(v.values("tokens_per_second")):,.0f}', f'{ended} of {len(v.logs)}')
 
 def save_picture(found, kind):
     """
-    Draws a row for each arm, the best at the top; or the training losses of its first seed; or its final loss against a
-    knob, where arms with the same name up to its last comma share a line. The bars are the spread of seeds.
+    Draws a row for each variant, the best at the top; or the training losses of its first seed; or its final loss
+    against an option, where variants with the same name up to its last comma share a line. The bars are the spread of
+    seeds.
     """
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 5), layout='constrained')
     figure.suptitle(question)
     axis = figure.subplots()
-    top = found[0].values('loss')[0]        # where it began: a diverged arm is drawn no higher, so that it fits in
+    top = found[0].values('loss')[0]        # where it began: a diverged variant is drawn no higher, so that it fits in
     lines = defaultdict(list)           # {label: points}
     if kind == 'rows':
         axis.set(xlabel='validation loss')
-        for arm in sorted(found, key=Arm.loss, reverse=True):
-            axis.errorbar(min(arm.loss(), top), f'{arm.name}  {arm.loss():.3f}', xerr=arm.spread(), fmt='oC0')
+        for v in sorted(found, key=Variant.loss, reverse=True):
+            axis.errorbar(min(v.loss(), top), f'{v.name}  {v.loss():.3f}', xerr=v.spread(), fmt='oC0')
     elif kind == 'curves':
         axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * top))
-        for arm in found:
-            lines[arm.name] = train.points(arm.logs[0], 'loss')
+        for variant in found:
+            lines[variant.name] = train.points(variant.logs[0], 'loss')
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
-        for arm in found:
-            label, _, _ = arm.name.rpartition(', ')
-            lines[label].append((arm.knobs[kind], min(arm.loss(), top), arm.spread()))
+        for variant in found:
+            label, _, _ = variant.name.rpartition(', ')
+            lines[label].append((variant.options[kind], min(variant.loss(), top), variant.spread()))
     for label, points in lines.items():
         axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=label)
     if len(lines) > 1:
@@ -609,15 +612,15 @@ def save_picture(found, kind):
 
 def print_law(found):
     """
-    loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) for the arms that ended with a loss. All pairs of
-    exponents are tried; E, A and B minimize the squares of the relative errors. Raises UserError for too few arms.
+    Fits loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) to the variants that ended with a loss.
+    Tries all pairs of exponents; E, A and B minimize the squared relative errors. Raises UserError for too few.
     """
-    ended = [arm for arm in found if arm.loss() < math.inf]
+    ended = [variant for variant in found if variant.loss() < math.inf]
     if len(ended) < 6:
-        raise UserError(f'{len(ended)} arms ended with a loss, but a law of five numbers needs 6: give more --arms')
+        raise UserError(f'{len(ended)} variants ended with a loss, but fitting five numbers needs 6; add --variants')
     N, D, losses = np.array([
-        (build(model_config(arm.knobs), 'meta').flops_per_token(0) / 6, tokens_of(arm.knobs), arm.loss())
-        for arm in ended]).T
+        (build(model_config(v.options), 'meta').flops_per_token(0) / 6, tokens_of(v.options), v.loss())
+        for v in ended]).T
     laws, exponents = [], np.arange(0.02, 1.5, 0.02)
     for alpha in exponents:
         for beta in exponents:
@@ -628,7 +631,7 @@ def print_law(found):
                 laws.append((error, alpha, beta, *factors))
     error, alpha, beta, E, A, B = min(laws)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
-          f'(N weights of matmuls, D tokens; {len(ended)} arms)')
+          f'(N weights of matmuls, D tokens; {len(ended)} variants)')
 
 def main():
     if train.RANK:

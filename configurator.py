@@ -1,5 +1,5 @@
 """
-Settings without a framework. A script lists its knobs as plain globals and reads the command line under them:
+Settings without a framework. A script lists its options as plain globals and reads the command line under them:
 
     batch_size = 12      # sequences per optimizer step
     config = configure(globals())
@@ -7,10 +7,10 @@ Settings without a framework. A script lists its knobs as plain globals and read
     $ python train.py config/train_names.py --batch_size=32
     batch_size = 32  (--batch_size=32)
 
-Arguments are read from left to right and later ones win. An argument is a Python file that assigns knobs (it sees the
-knobs so far, so it can compute with them; names in CAPITALS or with a leading underscore are its own), or --key=value.
-A knob is a lower-case global that is a bool, an int, a float or a str; the comment beside it is its --help. Only a
-script that was launched reads the command line: importing one changes nothing.
+Arguments are read from left to right and later ones win. An argument is --key=value or a Python file that assigns
+options. The file sees the options so far, so it can compute with them; names in CAPITALS or with a leading underscore
+are its own. An option is a lower-case global of type bool, int, float or str; the comment next to it is shown by
+--help. Only a script that was launched reads the command line; importing one changes nothing.
 """
 import difflib
 import errno
@@ -41,8 +41,8 @@ FOREIGN = {
     'always_save_checkpoint': 'a checkpoint is saved every save_interval steps, and the best is kept',
     'muon_every': 'muon updates every matrix at every step now: delete this line or argument',
     'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
-    'what': 'it is a knob of bench.py: run `python bench.py` with these arguments',
-    'question': 'it is a knob of bench.py: run `python bench.py` with these arguments',
+    'what': 'it is an option of bench.py: run `python bench.py` with these arguments',
+    'question': 'it is an option of bench.py: run `python bench.py` with these arguments',
 }
 
 # -----------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def lock(path, wait=True):
         return nullcontext()
 
 @contextmanager
-def whole_folder(folder):
+def new_folder(folder):
     """A folder to fill, which gets its name only when all of it is on the disk; after an error it is gone."""
     unfinished = folder.with_name(f'.{folder.name}.partial')
     shutil.rmtree(unfinished, ignore_errors=True)           # left by a process that was killed
@@ -182,21 +182,21 @@ def conversion(kind, folder):
     return shlex.join(['python', '-c', code])
 
 # -----------------------------------------------------------------------------
-# knobs
+# options
 
-class Knobs(dict):
+class Options(dict):
     """
-    Knobs by name. defaults: their values before any was set. source: {knob that was set: the argument that set it}.
-    homes: other dicts that hold some of them, such as the globals of a script; read() writes new values there, too.
+    Options by name. defaults: their values before any was set. source: {option that was set: the argument that set it}.
+    mirrors: other dicts that hold some of them, such as the globals of a script; read() writes new values there, too.
     """
-    def __init__(self, defaults, homes=()):
+    def __init__(self, defaults, mirrors=()):
         super().__init__(defaults)
         self.defaults = dict(defaults)
         self.source = {}
-        self.homes = homes
+        self.mirrors = mirrors
 
     def read(self, arguments):
-        """Sets knobs from arguments, left to right. Raises UserError."""
+        """Sets options from arguments, left to right. Raises UserError."""
         for argument in arguments:
             if argument.startswith('--'):
                 found = read_pair(argument, self)
@@ -206,31 +206,31 @@ class Knobs(dict):
                 raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
             self.update(found)
             self.source.update(dict.fromkeys(found, argument))
-        for home in self.homes:
-            for name in home.keys() & self.keys():
-                home[name] = self[name]
+        for mirror in self.mirrors:
+            for name in mirror.keys() & self.keys():
+                mirror[name] = self[name]
 
 def configure(script, *others, quiet=False):
     """
-    Overrides the knobs of a script from the command line, if it was launched, and returns all of them as Knobs.
+    Overrides the options of a script from the command line, if it was launched, and returns all of them as Options.
 
-    script: the globals() of the script. others: modules and classes whose knobs it takes, too, as train.py takes those
-    of prepare.py and the fields of GPTConfig. The new values are put into the globals of the script and of those
-    modules, and into their config; classes stay as they are. quiet: do not report what was set. A launched script ends
-    with one line and status 2 if an argument cannot be read.
+    script: the globals() of the script. others: modules and classes whose options it also takes, as train.py takes
+    those of prepare.py and the fields of GPTConfig. The new values are written to the globals of the script and of
+    those modules, and to their config; classes stay as they are. quiet: do not print what was set. A launched script
+    exits with one line and status 2 if an argument cannot be read.
     """
-    defaults, homes = {}, []
+    defaults, mirrors = {}, []
     for space in reversed([script, *map(vars, others)]):        # the script's own come last and win
         before = getattr(space.get('config'), 'defaults', {})       # another run in a notebook may have set the module
         for name, value in space.items():
             if name.islower() and not name.startswith('_') and type(value) in KINDS:
                 defaults[name] = before.get(name, value)
         if isinstance(space, dict):         # of a module, not of a class
-            homes += [space, space.get('config', {})]
-    knobs = Knobs(defaults, homes)
-    for home in homes:
-        if isinstance(home, Knobs):
-            home.source = knobs.source
+            mirrors += [space, space.get('config', {})]
+    options = Options(defaults, mirrors)
+    for mirror in mirrors:
+        if isinstance(mirror, Options):
+            mirror.source = options.source
 
     if script['__name__'] == '__main__':
         if hasattr(sys.stdout, 'reconfigure'):      # not if it was closed (>&-), and not in Jupyter
@@ -238,17 +238,17 @@ def configure(script, *others, quiet=False):
         if '--help' in sys.argv or '-h' in sys.argv:
             launch(lambda: print_help(others))
             sys.exit()
-        launch(lambda: knobs.read(sys.argv[1:]))
+        launch(lambda: options.read(sys.argv[1:]))
 
     if os.environ.get('RANK', '0') == '0' and not quiet:
-        for name, argument in knobs.source.items():
-            print(f'{name} = {knobs[name]!r}  ({argument})')
-    return knobs
+        for name, argument in options.source.items():
+            print(f'{name} = {options[name]!r}  ({argument})')
+    return options
 
-def read_pair(argument, knobs):
+def read_pair(argument, options):
     """Parses --name=text: --lr=1 -> {'lr': 1.0}. Raises UserError."""
     name, equals, value = argument[2:].partition('=')
-    default = knobs.defaults.get(name)
+    default = options.defaults.get(name)
     kind = type(default)
     if not equals:
         value = True            # a switch, such as --wandb_log; fit() refuses it for other options
@@ -257,17 +257,17 @@ def read_pair(argument, knobs):
     elif kind in (int, float):
         with suppress(ValueError):      # fit() says so if it is no number
             value = kind(value)
-    return {name: fit(value, name, knobs, argument)}
+    return {name: fit(value, name, options, argument)}
 
-def fit(value, name, knobs, where):
+def fit(value, name, options, where):
     """Returns a value as the type of the option's default: an int may become a float. Raises UserError."""
-    if name not in knobs:
-        near = difflib.get_close_matches(name, knobs, 1)
+    if name not in options:
+        near = difflib.get_close_matches(name, options, 1)
         hint = '--help lists them'
         if near:
             hint = f'did you mean {near[0]}? {hint}'
-        raise UserError(f'{where}: there is no knob {name!r} here: {FOREIGN.get(name, hint)}')
-    default = knobs.defaults[name]
+        raise UserError(f'{where}: there is no option {name!r} here: {FOREIGN.get(name, hint)}')
+    default = options.defaults[name]
     kind = type(default)
     if default == 'auto' and type(value) is bool:
         return value
@@ -282,15 +282,15 @@ def fit(value, name, knobs, where):
         raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {example}')
     return value
 
-def run_file(path, knobs):
+def run_file(path, options):
     """
-    Runs a config file over the knobs so far. Returns {name: value} of the knobs that it changes. Repeating a value does
-    not count as setting it, because the config.py of a run names every knob. Raises UserError.
+    Runs a config file with the options so far. Returns {name: value} of the options that it changes. Repeating a value
+    does not count as setting it, because the config.py of a run names every option. Raises UserError.
     """
     if not os.path.isfile(path):
         raise UserError(f'there is no config file {path}; `ls config` shows those of this project')
     try:
-        found = runpy.run_path(path, knobs)         # its globals start out as the knobs
+        found = runpy.run_path(path, options)         # its globals start out as the options
     except Exception as e:          # whatever the file raises is a mistake in it
         lines = [getattr(e, 'lineno', 0)]       # if it cannot be compiled; otherwise its last line that ran
         lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
@@ -300,29 +300,29 @@ def run_file(path, knobs):
     for name, value in found.items():
         if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
             continue            # the file's own
-        value = fit(value, name, knobs, path)
-        if value != knobs[name]:
+        value = fit(value, name, options, path)
+        if value != options[name]:
             changed[name] = value
     return changed
 
-def check_range(knobs, least, limit, *names):
+def check_range(options, least, limit, *names):
     """Raises UserError unless each of these options is at least `least` and below limit."""
     for name in names:
-        if not least <= knobs[name] < limit:
+        if not least <= options[name] < limit:
             below = f' and below {limit}' if limit < math.inf else ''
-            raise UserError(f'{name} = {knobs[name]} is not at least {least}{below}; change --{name}')
+            raise UserError(f'{name} = {options[name]} is not at least {least}{below}; change --{name}')
 
-def as_file(knobs):
-    """The text of a config file that sets these knobs again."""
-    return ''.join(f'{name} = {value!r}\n' for name, value in knobs.items())
+def as_file(options):
+    """The text of a config file that sets these options again."""
+    return ''.join(f'{name} = {value!r}\n' for name, value in options.items())
 
-# the knobs of a script, which stand between two rulers, or the fields of a class, down to a blank line
-KNOBS = re.compile(r'^(?:# -+|class \w+:)\n(.+?)\n(?:# -|\n)', re.M | re.S)
+# the options of a script, which stand between two rulers, or the fields of a class, down to a blank line
+OPTIONS = re.compile(r'^(?:# -+|class \w+:)\n(.+?)\n(?:# -|\n)', re.M | re.S)
 
 def print_help(others):
-    """Prints the docstring of the script and all knobs that it takes, as they stand in the source."""
+    """Prints the docstring of the script and all options that it takes, as they stand in the source."""
     script = sys.modules['__main__']
     print(inspect.getdoc(script))
     for space in [script, *others]:
-        knobs = KNOBS.search(inspect.getsource(space))
-        print(f'\n# {inspect.getfile(space)}\n{knobs[1]}')
+        options = OPTIONS.search(inspect.getsource(space))
+        print(f'\n# {inspect.getfile(space)}\n{options[1]}')

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, conversion, count, file_sha256, read_json, whole_folder, write
+from configurator import UserError, conversion, count, file_sha256, read_json, new_folder, write
 
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
@@ -853,7 +853,7 @@ def find_folder(name, say=print):
     """
     folder = Path(name)
     if checkpoints(folder):
-        folder = newest_whole(folder, say, to_resume=False)
+        folder = newest_intact(folder, say, to_resume=False)
     elif (folder / 'log.jsonl').exists():       # a run in its first steps
         text = (folder / 'config.py').read_text(encoding='utf-8')
         intervals = dict(re.findall(r'^(\w+)_interval = ([1-9]\d*)$', text, re.M))
@@ -957,7 +957,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
     ids: from keep_from. The folder gets its name when all of it is on the disk. Raises OSError or SafetensorError if it
     cannot be written.
     """
-    with whole_folder(folder) as unfinished:
+    with new_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
         save_file(tensors, unfinished / 'training.tensors')
         write_json(unfinished / 'config.json', export_config(model, eot) | ids)
@@ -1004,7 +1004,7 @@ def checkpoints(run):
     """Returns the checkpoints in the folder of a run, oldest first."""
     return sorted(Path(run).glob('step_' + 8 * '[0-9]'))
 
-def newest_whole(run, say=print, to_resume=True):
+def newest_intact(run, say=print, to_resume=True):
     """Returns the newest intact checkpoint of a run, and says why newer ones are skipped. Raises UserError."""
     for folder in reversed(checkpoints(run)):
         try:

@@ -32,7 +32,7 @@ import numpy as np
 from tqdm import tqdm
 
 from configurator import (UserError, check_range, command, configure, count, file_sha256, launch, lock, read_json,
-                          whole_folder)
+                          new_folder)
 from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, NotUTF8, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, byte_tokenizer, check_vocab_size, default_workers, load_tokenizer, merge_words,
                        parallel_map, read_blocks, special_pattern)
@@ -64,8 +64,8 @@ def refuse_unused(used):
         if typed.startswith('--') and config[name] != config.defaults[name] and not is_used:
             raise UserError(f'{typed} has no effect on this data; leave it out')
 
-def check_knobs(tokenizer, vocab_size):
-    """Raises UserError if a knob's value is not valid."""
+def check_options(tokenizer, vocab_size):
+    """Raises UserError if an option's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
         if tokenizer.endswith('tokenizer.json'):        # of a model's folder: says what that has instead
             load_tokenizer(tokenizer)
@@ -484,7 +484,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
         made_with = config.defaults | read_meta(folder)
         refuse_unused({name: config[name] == made_with[name] for name in config if name not in ('dataset', 'workers')})
         return folder
-    check_knobs(tokenizer, vocab_size)
+    check_options(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
     gone = not files or (val_dataset and not val_files)
@@ -532,7 +532,7 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read('learning tokens')))
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
-    with whole_folder(folder) as new:
+    with new_folder(folder) as new:
         meta.update(write_shards(new, tok, join_parts(read('encoding'))))
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')

@@ -57,11 +57,11 @@ import prepare
 import sample
 import tokenizer
 import train
-from configurator import Knobs, UserError, read_json
+from configurator import Options, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
-                   keep_from, load_file, load_model, newest_whole, peak_flops, remove_checkpoint, replace_card,
+                   keep_from, load_file, load_model, newest_intact, peak_flops, remove_checkpoint, replace_card,
                    rope_angles, rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, set_up, silu,
                    softmax, write_gguf)
 from prepare import Shards, find_or_prepare
@@ -109,12 +109,12 @@ def launch(*args, status=0, **env):
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
-def run_main(module, *arguments, **knobs):
-    """module.main() with these knobs and arguments, in this process: a new Python takes seconds."""
+def run_main(module, *arguments, **options):
+    """module.main() with these options and arguments, in this process: a new Python takes seconds."""
     before = dict(module.config)
-    assert knobs.keys() <= before.keys(), knobs
+    assert options.keys() <= before.keys(), options
     try:
-        module.config.update(knobs)
+        module.config.update(options)
         module.config.read(arguments)
         return module.main()
     finally:
@@ -123,15 +123,15 @@ def run_main(module, *arguments, **knobs):
         module.config.read([])
 
 @contextmanager
-def train_knobs(**knobs):
-    """Within it train.py has these knobs."""
+def train_options(**options):
+    """Within it train.py has these options."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in knobs.items():
+        for name, value in options.items():
             patch.setattr(train, name, value)
         yield
 
-def make_optimizer(model, rule, **knobs):
-    with train_knobs(optimizer=rule, **knobs):
+def make_optimizer(model, rule, **options):
+    with train_options(optimizer=rule, **options):
         return train.Optimizer(model)
 
 CODE = ''.join((HERE / f).read_text(encoding='utf-8') for f in ('configurator.py', 'tokenizer.py', 'sample.py'))
@@ -174,44 +174,44 @@ def random_text(n=200):
 # -----------------------------------------------------------------------------
 # configurator.py
 
-def knobs_after(*arguments):
-    """What these knobs are after some arguments."""
-    knobs = Knobs(dict(a=1, lr=0.5, name='x', on=True, compile='auto'))
-    knobs.read(arguments)
-    return knobs
+def options_after(*arguments):
+    """What these options are after some arguments."""
+    options = Options(dict(a=1, lr=0.5, name='x', on=True, compile='auto'))
+    options.read(arguments)
+    return options
 
 def test_arguments_are_read_from_left_to_right_with_the_types_of_the_defaults():
     write('c.py', 'a = 1\nlr = 2\n')        # a is as it was by default
-    knobs = knobs_after('--a=3', 'c.py', '--name=p=q', '--on=false', '--compile=True')
-    assert knobs == dict(a=1, lr=2.0, name='p=q', on=False, compile=True)
-    assert type(knobs['lr']) is float
-    assert knobs_after('c.py', '--a=3')['a'] == 3
-    assert knobs_after('--on=False', '--on')['on'] is True
+    options = options_after('--a=3', 'c.py', '--name=p=q', '--on=false', '--compile=True')
+    assert options == dict(a=1, lr=2.0, name='p=q', on=False, compile=True)
+    assert type(options['lr']) is float
+    assert options_after('c.py', '--a=3')['a'] == 3
+    assert options_after('--on=False', '--on')['on'] is True
 
-def test_a_config_file_sees_the_knobs_so_far_and_keeps_its_own_names():
+def test_a_config_file_sees_the_options_so_far_and_keeps_its_own_names():
     write('c.py', 'import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
-    assert knobs_after('--a=10', 'c.py')['a'] == 8
-    assert knobs_after('--a=10', 'c.py', 'c.py')['a'] == 7
+    assert options_after('--a=10', 'c.py')['a'] == 8
+    assert options_after('--a=10', 'c.py', 'c.py')['a'] == 7
 
 @parametrize('text, says', [
     ('nam = "y"', 'c.py.* did you mean name'),
     ('a = 1.5', 'c.py.* a whole number'),
     ('lr = float("inf")', 'c.py.* a number'),
-    ('betas = [0.9, 0.95]', "c.py.* no knob 'betas'"),
+    ('betas = [0.9, 0.95]', "c.py.* no option 'betas'"),
     ('a = 2\n\na = 1 / 0', 'c.py, line 3.*division'),
     ('name = "\xe9"', 'c.py.*utf-8'),
 ])
 def test_a_config_file_that_can_not_be_read_is_an_error_that_says_where(text, says):
     Path('c.py').write_text(text, encoding='latin-1')
     with user_error(says):
-        knobs_after('c.py')
+        options_after('c.py')
 
-def test_knobs_written_to_a_file_set_themselves_again():
-    knobs = knobs_after('--a=3', "--name=it's \\ \n new", '--lr=1e-30', '--on=False', '--compile=True')
-    write('run.py', configurator.as_file(knobs))
-    assert knobs_after('run.py') == knobs_after('--a=9', '--name=z', 'run.py') == knobs
+def test_options_written_to_a_file_set_themselves_again():
+    options = options_after('--a=3', "--name=it's \\ \n new", '--lr=1e-30', '--on=False', '--compile=True')
+    write('run.py', configurator.as_file(options))
+    assert options_after('run.py') == options_after('--a=9', '--name=z', 'run.py') == options
 
-# a script, and one that takes its knobs too, as bench.py takes those of train.py
+# a script, and one that takes its options too, as bench.py takes those of train.py
 FIRST = """
 from configurator import UserError, configure, launch
 size = 4        # how big
@@ -234,7 +234,7 @@ config = configure(globals(), first)
 print(first.size, more)
 """
 
-def test_a_script_says_what_was_set_and_sets_it_in_the_script_whose_knobs_it_takes():
+def test_a_script_says_what_was_set_and_sets_it_in_the_script_whose_options_it_takes():
     write('first.py', FIRST)
     write('second.py', SECOND)
     out = launch('second.py', '--size=7', '--more=2', PYTHONPATH=str(HERE)).stdout
@@ -269,19 +269,19 @@ sample | top_k = 0 .* only the k likeliest
 prepare | pattern = .gpt2. .* how bpe cuts
 bench | learning_rate = 6e-3 .* the highest
 '''))
-def test_help_prints_every_knob_with_its_comment(name, line):
+def test_help_prints_every_option_with_its_comment(name, line):
     out = launch(HERE / f'{name}.py', '--help').stdout
     assert re.search(line, out)
-    for knob in sys.modules[name].config:
-        assert re.search(fr'\n *{knob}(: \w+)? = ', out)
+    for option in sys.modules[name].config:
+        assert re.search(fr'\n *{option}(: \w+)? = ', out)
 
 @not_windows
 def test_a_tilde_means_the_home_folder_in_paths_but_not_in_text(monkeypatch):
     monkeypatch.setenv('HOME', os.getcwd())
-    knobs = Knobs(dict(out_dir='', start='', init_from='', separator='', seed=1))
-    knobs.read(['--out_dir=~/a', '--init_from=auto:~/b', '--start=~/c', '--separator=~'])
+    options = Options(dict(out_dir='', start='', init_from='', separator='', seed=1))
+    options.read(['--out_dir=~/a', '--init_from=auto:~/b', '--start=~/c', '--separator=~'])
     here = os.getcwd()
-    assert knobs == dict(out_dir=f'{here}/a', init_from=f'auto:{here}/b', start='~/c', separator='~', seed=1)
+    assert options == dict(out_dir=f'{here}/a', init_from=f'auto:{here}/b', start='~/c', separator='~', seed=1)
 
 def test_no_file_runs_text_or_unpickles_but_config_files():
     import ast
@@ -783,7 +783,7 @@ def test_a_tokenizer_whose_end_is_not_known_takes_that_of_the_model_beside_it():
         assert load_tokenizer('model/tokenizer.json').eot == end
     data = Path(folder, 'val_000.bin')
     assert (np.fromfile(data, np.uint16) == end).sum() == read_json(folder / 'meta.json')['val']['documents']
-    with train_knobs(dataset=str(folder)):
+    with train_options(dataset=str(folder)):
         assert train.open_data(None)[3].tok.eot == end
 
 def test_what_a_foreign_tokenizer_lacks_is_counted_in_bytes():
@@ -1571,7 +1571,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used(capsys)
     load_model(newer)
     assert not capsys.readouterr().err
     write(newer / 'README.md', 'license: mit')
-    assert newest_whole('run') == newer
+    assert newest_intact('run') == newer
     assert 'run/step_00000010/README.md was changed (its sha256 differs from manifest.json)' in capsys.readouterr().err
     for path in sorted({*newer.iterdir()} - {newer / 'README.md'}):
         whole = path.read_bytes()
@@ -1581,7 +1581,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used(capsys)
             if data is not None:
                 path.write_bytes(data)
             said = []
-            assert newest_whole('run', said.append) == older
+            assert newest_intact('run', said.append) == older
             line, = said
             assert str(newer) in line
             if path.name != 'manifest.json':
@@ -1591,7 +1591,7 @@ def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used(capsys)
                     load_model(newer)
                 assert find_folder('run', said.append) == (newer if published else older)
         path.write_bytes(whole)
-    assert newest_whole('run') == newer
+    assert newest_intact('run') == newer
 
 class Killed(BaseException):
     """No handler sees it, as none sees kill -9, which leaves an unfinished folder, too."""
@@ -1624,7 +1624,7 @@ def test_a_crash_at_any_point_of_a_save_leaves_the_old_checkpoint_or_the_new_one
                 (run / '.step_00000002.partial').mkdir()
             except OSError:
                 assert not [*run.glob('.*')]
-        newest = newest_whole(run, pytest.fail)
+        newest = newest_intact(run, pytest.fail)
         load_model(newest)
         seen.append(newest.name)
         shutil.rmtree(run / 'step_00000002', ignore_errors=True)
@@ -1863,9 +1863,9 @@ def checked(folder):
     return prepare.check_data(folder, prepare.read_meta(folder))
 
 class Prepared:
-    """prepare.py with these knobs, in this process, and what it made."""
-    def __init__(self, dataset, **knobs):
-        self.folder = run_main(prepare, dataset=dataset, **knobs)
+    """prepare.py with these options, in this process, and what it made."""
+    def __init__(self, dataset, **options):
+        self.folder = run_main(prepare, dataset=dataset, **options)
         self.meta = checked(self.folder)
         self.tok = load_tokenizer(self.folder / 'tokenizer.json')
         self.train = self.ids('train')
@@ -1949,8 +1949,8 @@ def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
         write(f'hub/{name}.jsonl', json.dumps(dict(text=name)))
     write('hub/README.md', 'about it')
     both = dict(dataset='hub/values.jsonl', val_dataset='hub/validation-0.jsonl')
-    for knobs in dict(dataset='hub'), both:
-        data = Prepared(tokenizer='byte', **knobs)
+    for options in dict(dataset='hub'), both:
+        data = Prepared(tokenizer='byte', **options)
         assert data.val_texts == ['validation-0']
         assert {*data.all_texts} - {'train-0'} == {'values', 'validation-0'}
     os.remove('hub/validation-0.jsonl')
@@ -2109,12 +2109,12 @@ def test_ids_of_32_bits_without_meta_json_are_read_as_such():
 def test_a_val_dataset_that_changes_is_noticed_beside_a_known_data_set_too():
     for name in 'data/downloads/names.txt', 'v.txt':
         write(name, 'emma\n' * 99)
-    knobs = dict(tokenizer='byte', val_dataset='v.txt')
-    Prepared('names', **knobs)
+    options = dict(tokenizer='byte', val_dataset='v.txt')
+    Prepared('names', **options)
     os.remove('data/downloads/names.txt')           # which is not needed afterwards
     write('v.txt', 'olivia\n' * 99)
     with user_error('other texts or names'):
-        Prepared('names', **knobs)
+        Prepared('names', **options)
 
 def test_small_shards_are_read_as_one_array(monkeypatch):
     small_blocks(monkeypatch)
@@ -2310,7 +2310,7 @@ def test_too_few_open_files_for_the_workers_are_one_line():
     done = launch(HERE / 'prepare.py', '--dataset=big.txt', '--workers=8', 'few_files.py', status=2)
     assert done.stderr == 'error: too many open files for 8 workers; use --workers=1, or run ulimit -n 4096 first\n'
 
-def test_two_prepares_at_once_make_one_whole_folder():
+def test_two_prepares_at_once_make_one_new_folder():
     processes = [start('--dataset=corpus.txt', '--vocab_size=1000') for _ in range(2)]
     printed = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
@@ -2494,10 +2494,10 @@ def test_a_rule_draws_the_same_numbers_in_all_processes_and_others_at_each_step(
 def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value():
     model = small_gpt()
     optimizer = make_optimizer(model, 'adamw')
-    state = dict(t=3, knobs=dict(optimizer='adamw'))
+    state = dict(t=3, options=dict(optimizer='adamw'))
     save_checkpoint(Path('old'), model, Path('no tokenizer'), None, state, optimizer.tensors)
     optimizer.tensors['average'] = torch.ones(7)
-    with train_knobs(optimizer='adamw'):
+    with train_options(optimizer='adamw'):
         train.restore(Path('old'), optimizer, bench.UNSCALED)
         assert optimizer.t == 3 and optimizer.tensors['average'].sum() == 7
         optimizer.tensors['m.new'] = torch.ones(7)
@@ -2510,14 +2510,14 @@ def test_a_new_number_of_a_step_is_printed_at_once():
 
 @parametrize('decay, then', [('linear', [1.0, 1.0, 0.1 + 0.9 * 50 / 71.5]), ('cosine', [0.868, 0.858, 0.55])])
 def test_the_schedule_warms_up_decays_and_stays(decay, then):
-    with train_knobs(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, lr_decay=decay):
+    with train_options(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, lr_decay=decay):
         rates = [train.get_lr(step) for step in (0, 5, 10, 35, 36, 60, 110, 190)]
     near(rates, [0.0, 0.5, 1.0, *then, 0.1, 0.1], 1e-3)
 
 @parametrize('decay', ['linear', 'cosine'])
 @parametrize('warmup_iters', [1, 40, 99, 150])
 def test_the_schedule_never_jumps(decay, warmup_iters):
-    with train_knobs(learning_rate=1.0, warmup_iters=warmup_iters, max_iters=100, lr_decay=decay):
+    with train_options(learning_rate=1.0, warmup_iters=warmup_iters, max_iters=100, lr_decay=decay):
         rates = np.array([train.get_lr(step) for step in range(1, 101)])
     assert abs(np.diff(rates)).max() < 0.04
     assert (np.diff(np.sign(np.diff(rates))) <= 0).all()        # it rises, then falls
@@ -2560,9 +2560,9 @@ def command(line):
             return e.code
     return 0
 
-def train_here(folder, knobs=''):
+def train_here(folder, options=''):
     """train.py with a small model and text."""
-    assert command(f'train.py {SMALL_RUN} --out_dir={folder} {knobs}') == 0
+    assert command(f'train.py {SMALL_RUN} --out_dir={folder} {options}') == 0
     return Run(folder)
 
 def refusal(line, status=2):
@@ -2593,14 +2593,14 @@ def test_a_run_leaves_what_was_promised():
                  'name=ours', 'project=mine', 'license:'):
         assert text in card
 
-    assert train_here('b', 'a/config.py --out_dir=b').bits == run.bits      # its knobs give it once more
+    assert train_here('b', 'a/config.py --out_dir=b').bits == run.bits      # its options give it once more
     for _ in range(2):
         assert command(f'train.py {SMALL_RUN} --max_iters=1') == 0
     assert sorted(os.listdir('out')) == ['corpus', 'corpus-2']
 
 def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
-    knobs = '--max_iters=8 --micro_batch_size=2 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias=True'
-    run = train_here('a', knobs)
+    options = '--max_iters=8 --micro_batch_size=2 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias'
+    run = train_here('a', options)
     folder = Path('data/corpus-byte')
     data = Shards(folder, 'train', prepare.read_meta(folder))
     torch.manual_seed(5)
@@ -2655,10 +2655,10 @@ def test_a_part_of_text_that_is_sorted_by_kind_has_the_loss_of_the_whole():
 
 def test_dropout_is_fresh_at_every_step_and_micro_batch():
     write('a.txt', 'a' * 4000)        # all sequences are the same, and differ by dropout alone
-    knobs = '--dataset=a.txt --max_iters=6 --learning_rate=0'
-    without = train_here('a', knobs)
-    one = train_here('b', f'{knobs} --dropout=0.5 --batch_size=1')
-    two = train_here('c', f'{knobs} --dropout=0.5 --batch_size=2 --micro_batch_size=1')
+    options = '--dataset=a.txt --max_iters=6 --learning_rate=0'
+    without = train_here('a', options)
+    one = train_here('b', f'{options} --dropout=0.5 --batch_size=1')
+    two = train_here('c', f'{options} --dropout=0.5 --batch_size=2 --micro_batch_size=1')
     assert len(set(without.losses)) == 1
     assert len({*one.losses, *two.losses}) == 12        # the second micro-batch drops others than the first
 
@@ -2667,31 +2667,31 @@ class HighScaler(torch.amp.GradScaler):
     def __init__(self, device, enabled):
         super().__init__(device, init_scale=2.0 ** 30, enabled=enabled)
 
-@parametrize('knobs', [
+@parametrize('options', [
     '--dropout=0.2 --micro_batch_size=4',
     '--optimizer=adamw --bias=True --beta2=0.9',
     '--dtype=float16',
     '--dtype=bfloat16 --optimizer=momentum --norm=layer'])
-def test_a_resumed_run_ends_as_one_that_never_stopped(knobs, monkeypatch):
+def test_a_resumed_run_ends_as_one_that_never_stopped(options, monkeypatch):
     monkeypatch.setattr('torch.amp.GradScaler', HighScaler)
-    knobs += ' --max_iters=30'
+    options += ' --max_iters=30'
     # neither texts nor evaluations at other steps disturb anything
-    straight = train_here('a', f'{knobs} --eval_interval=7 --sample_tokens=5')
-    knobs += ' --eval_interval=9'
-    train_here('b', knobs)
+    straight = train_here('a', f'{options} --eval_interval=7 --sample_tokens=5')
+    options += ' --eval_interval=9'
+    train_here('b', options)
     for folder in Run('b').checkpoints[1:]:
         shutil.rmtree(folder)
     with open('b/log.jsonl', 'a') as f:
         f.write('{"step": 25, "lo')     # it was killed while it wrote
-    resumed = train_here('b', f'{knobs} --init_from=resume')
+    resumed = train_here('b', f'{options} --init_from=resume')
     assert resumed.bits == straight.bits
     assert resumed.losses == straight.losses
 
 @parametrize('dtype', ['float16', 'bfloat16'])
 def test_half_precision_trains_as_float32_does(dtype):
-    knobs = '--max_iters=10 --learning_rate=3e-4'       # no gradient is so large that float16's scaler skips a step
-    half = train_here('a', f'{knobs} --dtype={dtype}')
-    full = train_here('b', knobs)
+    options = '--max_iters=10 --learning_rate=3e-4'       # no gradient is so large that float16's scaler skips a step
+    half = train_here('a', f'{options} --dtype={dtype}')
+    full = train_here('b', options)
     near(half.losses, full.losses, 0.02)
     # as it is, not as it is scaled
     near(half.steps[0]['grad_norm'], full.steps[0]['grad_norm'], 0.1)
@@ -2700,12 +2700,12 @@ def test_old_checkpoints_go_and_the_best_stays(printed):
     # validation is noise, which training makes ever less likely
     noise = ''.join(random.choices('bcdefghijklmnop', k=2000))
     write('a.txt', 'a' * 18000 + noise)
-    knobs = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
-    run = train_here('a', f'{knobs} --max_iters=12')
+    options = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
+    run = train_here('a', f'{options} --max_iters=12')
     assert min(run.val_losses) == run.val_losses[0]
     assert run.kept == [3, 9, 12]
     assert f'the best one    a/step_00000003, validation loss {run.val_losses[0]:.4f}' in printed()
-    assert train_here('a', f'{knobs} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
+    assert train_here('a', f'{options} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
 
 def test_checkpoints_have_an_interval_of_their_own():
     run = train_here('a', '--max_iters=12 --eval_interval=6 --save_interval=4 --keep_checkpoints=9')
@@ -2715,26 +2715,26 @@ def test_checkpoints_have_an_interval_of_their_own():
     assert read_json(run.last / 'training.json')['best']['step'] == 12          # the best that is saved
 
 def test_a_finished_run_that_is_trained_further_warms_up_again(printed):
-    knobs = '--warmup_iters=5 --max_iters='
-    train_here('a', f'{knobs}20')
+    options = '--warmup_iters=5 --max_iters='
+    train_here('a', f'{options}20')
     shutil.copytree('a', 'b')
     printed()
-    run = train_here('a', f'{knobs}40 --init_from=resume')
+    run = train_here('a', f'{options}40 --init_from=resume')
     assert 'the learning rate rises from 3.0e-04 to the new schedule in 5 steps' in printed()
     rates = [entry['lr'] for entry in run.steps]
     assert abs(np.diff(rates)[:-1]).max() < 6e-3 / 5 + 1e-9
-    with train_knobs(warmup_iters=5, max_iters=40):
+    with train_options(warmup_iters=5, max_iters=40):
         near(rates[24:], [train.get_lr(step) for step in range(25, 41)], 1e-9)
     assert run.full_loss < Run('b').full_loss
     # stopped and resumed on the way, it is the same
-    train_here('b', f'{knobs}40 --lr_decay_iters=40 --save_interval=3 --init_from=resume --keep_checkpoints=99')
+    train_here('b', f'{options}40 --lr_decay_iters=40 --save_interval=3 --init_from=resume --keep_checkpoints=99')
     for path in Run('b').checkpoints[4:]:
         shutil.rmtree(path)
-    assert train_here('b', f'{knobs}40 --lr_decay_iters=40 --init_from=resume').bits == run.bits
+    assert train_here('b', f'{options}40 --lr_decay_iters=40 --init_from=resume').bits == run.bits
 
 def test_options_that_make_a_run_slow_or_weak_are_named(printed):
     for size, says in (37, 'micro-batches of 1, which is slow; try --batch_size=32\n'), (32, ''), (40, ''):
-        with train_knobs(batch_size=size):
+        with train_options(batch_size=size):
             train.divide_batch(1024, 'cpu')
         out = printed()
         assert out.endswith(says) and bool(out) == bool(says)
@@ -2777,8 +2777,8 @@ def test_runs_that_start_at_once_take_the_next_folder():
     Path('out/corpus').mkdir(parents=True)
     line = f'train.py {SMALL_RUN} --max_iters=2'
     with configurator.lock(Path('out/corpus/.lock')):
-        for knobs in '--out_dir=out/corpus', '--init_from=auto':
-            assert 'another process works in out/corpus' in refusal(f'{line} {knobs}')
+        for options in '--out_dir=out/corpus', '--init_from=auto':
+            assert 'another process works in out/corpus' in refusal(f'{line} {options}')
         assert command(line) == 0
     assert Run('out/corpus-2').kept == [2]
 
@@ -2802,10 +2802,10 @@ def test_a_run_needs_no_terminal(stdout):
 
 def test_a_second_run_in_a_notebook_begins_with_the_defaults():
     write('twice.py', f'import runpy, sys\nsys.path.insert(0, {str(HERE)!r})\n'
-          f'for knobs in ["--pattern=gpt4"], []:\n    sys.argv = ["train.py", "--dataset=corpus.txt", *knobs]\n'
+          f'for options in ["--pattern=gpt4"], []:\n    sys.argv = ["train.py", "--dataset=corpus.txt", *options]\n'
           f'    sys.argv += {[*SMALL_RUN.split()[2:], "--max_iters=1"]}\n'
           f'    runpy.run_path({str(HERE / "train.py")!r}, run_name="__main__")\n'
-          f'    import shutil; shutil.move("data", f"data{{len(knobs)}}")\n')
+          f'    import shutil; shutil.move("data", f"data{{len(options)}}")\n')
     launch('twice.py')
     patterns = [read_json(f'data{n}/corpus-bpe4096/meta.json')['pattern'] for n in (1, 0)]
     assert patterns == ['gpt4', 'gpt2']
@@ -2829,12 +2829,12 @@ def test_a_run_without_an_evaluation_can_end_where_it_was_saved():
     assert train_here('a', '--max_iters=3 --init_from=resume').kept == [3]
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(printed):
-    knobs = '--max_iters=9 --eval_interval=3'
-    run = train_here('a', knobs)
+    options = '--max_iters=9 --eval_interval=3'
+    run = train_here('a', options)
     path = run.last / 'training.tensors'
     path.write_bytes(path.read_bytes()[:-1])
     Path('a/.step_00000012.partial').mkdir()
-    again = train_here('a', f'{knobs} --init_from=resume')
+    again = train_here('a', f'{options} --init_from=resume')
     assert f'{path} is damaged' in printed()
     assert again.bits == run.bits
     assert any(Path('a').glob('damaged_step_00000009*'))
@@ -2848,34 +2848,34 @@ def test_damage_to_a_log_keeps_nothing_from_being_saved():
         write('a/log.jsonl', damaged)
         assert train_here('a', f'--max_iters={steps} --init_from=resume').kept[-1] == steps
 
-def test_a_resumed_run_says_which_knobs_are_others_and_keeps_the_old_ones(printed):
+def test_a_resumed_run_says_which_options_are_others_and_keeps_the_old_ones(printed):
     train_here('a', '--max_iters=4 --dropout=0.1')
     train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --init_from=resume')
     assert re.findall('since step 4: (.*)', printed()) == ['max_iters 4 -> 5', 'batch_size 8 -> 4']
-    assert knobs_in('a/config_until_00000004.py')['batch_size'] == 8
-    assert knobs_in('a/config.py')['batch_size'] == 4
+    assert options_in('a/config_until_00000004.py')['batch_size'] == 8
+    assert options_in('a/config.py')['batch_size'] == 4
 
-def knobs_in(path):
-    return configurator.run_file(path, Knobs(train.config))
+def options_in(path):
+    return configurator.run_file(path, Options(train.config))
 
 def test_a_config_file_of_a_run_makes_a_model_of_another_size():
     train_here('a', '--max_iters=1')
     assert command('train.py a/config.py --n_embd=96 --out_dir=b --init_from=scratch') == 0
     assert read_json(Run('b').last / 'config.json')['intermediate_size'] == 256
 
-def test_training_takes_the_knobs_of_the_data():
+def test_training_takes_the_options_of_the_data():
     docs = [json.dumps(dict(body=f'{i} and more')) for i in range(100)]
     write('docs.jsonl', '\n'.join(docs))
     assert command(f'train.py {SMALL_RUN} --dataset=docs.jsonl --text_field=body --val_fraction=0.5 --max_iters=1') == 0
     assert 30 < read_json('data/docs-byte/meta.json')['val']['documents'] < 70
-    assert knobs_in('out/docs/config.py')['text_field'] == 'body'
+    assert options_in('out/docs/config.py')['text_field'] == 'body'
 
 def test_moments_of_other_weights_are_refused():
     run = train_here('a', '--max_iters=1')
     model = small_gpt()
     model.model.norm.weight.requires_grad_(False)
     with user_error('freeze the same weights'):
-        train.restore(run.last, make_optimizer(model, 'muon'), dict(knobs=dict(optimizer='muon')))
+        train.restore(run.last, make_optimizer(model, 'muon'), dict(options=dict(optimizer='muon')))
 
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     train_here('a', '--max_iters=4')
@@ -2896,7 +2896,7 @@ def test_a_config_file_does_not_lengthen_a_model_but_an_option_does():
         assert command(f'train.py {line} --out_dir=b{length} {more}') == 0
         assert read_json(Run(f'b{length}').last / 'config.json')['max_position_embeddings'] == length
 
-# a knob that changes | what the one line names
+# an option that changes | what the one line names
 CHANGES = '''
 --n_embd=64 | n_embd = 32
 --mlp=gelu | mlp = swiglu
@@ -2909,8 +2909,8 @@ CHANGES = '''
 
 def test_what_may_not_change_in_a_run_is_refused_by_name():
     train_here('a', '--max_iters=2')
-    for knob, says in rows(CHANGES):
-        assert says in refusal(f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {knob}')
+    for option, says in rows(CHANGES):
+        assert says in refusal(f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {option}')
 
 def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokenizer():
     first = train_here('a', '--max_iters=3 --tokenizer=bpe --vocab_size=300')
@@ -2918,15 +2918,15 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
     shutil.copytree(first.last, 'theirs', ignore=ours)
     write_corpus('new.txt', 22)
     for source in 'a', 'theirs', 'auto:theirs':
-        knobs = f'--dataset=new.txt --init_from={source} --block_size=8 --learning_rate=0 --max_iters=1'
-        run = train_here('b', knobs)
+        options = f'--dataset=new.txt --init_from={source} --block_size=8 --learning_rate=0 --max_iters=1'
+        run = train_here('b', options)
         for name in 'model.safetensors', 'tokenizer.json', 'config.json':
             assert (run.last / name).read_bytes() == (first.last / name).read_bytes()
         assert command('train.py b/config.py --init_from=resume --max_iters=2') == 0
         assert Run('b').kept == [1, 2]
-        assert knobs_in('b/config.py')['init_from'] == source
+        assert options_in('b/config.py')['init_from'] == source
         if source == 'auto:theirs':     # the same command goes on
-            assert train_here('b', knobs.replace('iters=1', 'iters=3')).kept == [1, 2, 3]
+            assert train_here('b', options.replace('iters=1', 'iters=3')).kept == [1, 2, 3]
         shutil.rmtree('b')
     folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
     assert 'another tokenizer' in refusal(f'train.py {SMALL_RUN} --dataset={folder} --init_from=theirs')
@@ -2948,9 +2948,9 @@ def test_a_model_in_bfloat16_is_saved_in_it_and_resumed_from_more():
     shutil.copytree(first.last, 'theirs', ignore=shutil.ignore_patterns('manifest.json', 'training*'))
     tensors = load_file('theirs/model.safetensors')
     save_file({name: x.bfloat16() for name, x in tensors.items()}, 'theirs/model.safetensors')
-    knobs = '--init_from=theirs --dataset=corpus.txt --lr_decay_iters=6 --save_interval=3'
-    straight = train_here('b', f'{knobs} --max_iters=6')
-    train_here('c', f'{knobs} --max_iters=3')
+    options = '--init_from=theirs --dataset=corpus.txt --lr_decay_iters=6 --save_interval=3'
+    straight = train_here('b', f'{options} --max_iters=6')
+    train_here('c', f'{options} --max_iters=3')
     assert train_here('c', '--lr_decay_iters=6 --max_iters=6 --init_from=resume').bits == straight.bits
     weights = load_file(straight.last / 'model.safetensors')
     assert {x.dtype for x in weights.values()} == {torch.bfloat16}
@@ -2968,8 +2968,8 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     ids = dict(bos_token_id=1, eos_token_id=7, pad_token_id=0)        # 7 ends a turn, as in a model for chats
     write(base / 'config.json', json.dumps(read_json(base / 'config.json') | ids))
     write(base / 'generation_config.json', json.dumps(dict(eos_token_id=[7, 9], top_k=5)))
-    knobs = '--dataset=new.txt --init_from=hub/theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
-    last = train_here('b', knobs).last
+    options = '--dataset=new.txt --init_from=hub/theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
+    last = train_here('b', options).last
     assert (last / 'chat_template.jinja').read_bytes() == (base / 'chat_template.jinja').read_bytes()
     ends = dict(eos_token_id=[2, 7, 9])         # 2 ends the documents of the training
     assert (ids | ends).items() <= read_json(last / 'config.json').items()
@@ -2989,30 +2989,30 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
 
 def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
     straight = train_here('a', '--max_iters=8 --dropout=0.1 --micro_batch_size=2')
-    knobs = '--lr_decay_iters=8 --dropout=0.1 --micro_batch_size=2 --dtype=auto --compile=auto'
-    train_here('b', f'{knobs} --max_iters=4 --dtype=float32')
+    options = '--lr_decay_iters=8 --dropout=0.1 --micro_batch_size=2 --dtype=auto --compile=auto'
+    train_here('b', f'{options} --max_iters=4 --dtype=float32')
     # as on another machine
     monkeypatch.setattr('model.choose_dtype', lambda dtype, place: dtype.replace('auto', 'bfloat16'))
     monkeypatch.setattr('model.choose_compile', lambda compile, *_: bool(compile))
-    resumed = train_here('b', f'{knobs} --max_iters=8 --init_from=resume')
+    resumed = train_here('b', f'{options} --max_iters=8 --init_from=resume')
     assert resumed.bits == straight.bits
 
 def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
     good = train_here('a', '--max_iters=5')
-    for knobs in '--log_interval=1', '--log_interval=100 --eval_interval=5':
-        knobs += ' --max_iters=60 --init_from=resume --learning_rate=1e30 --grad_clip=0'
-        line = refusal(f'train.py {SMALL_RUN} --out_dir=a {knobs}', status=3)
+    for options in '--log_interval=1', '--log_interval=100 --eval_interval=5':
+        options += ' --max_iters=60 --init_from=resume --learning_rate=1e30 --grad_clip=0'
+        line = refusal(f'train.py {SMALL_RUN} --out_dir=a {options}', status=3)
         # soon, at a line or an evaluation
         assert re.match(r'diverged: .* at step ([6-9]|10)\b', line)
         assert Run('a').bits == good.bits
 
 def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one():
-    knobs = f'{SMALL_RUN} --out_dir=a'
-    assert status_of(start_alone(f'train.py {knobs} --learning_rate=1e30 --grad_clip=0')) == 3
-    assert 'no checkpoint' in refusal(f'train.py {knobs} --init_from=resume')
+    options = f'{SMALL_RUN} --out_dir=a'
+    assert status_of(start_alone(f'train.py {options} --learning_rate=1e30 --grad_clip=0')) == 3
+    assert 'no checkpoint' in refusal(f'train.py {options} --init_from=resume')
     for line in 'sample.py --out_dir=a', f'train.py {SMALL_RUN} --init_from=a', 'bench.py --what=diagnose --runs=a':
         assert 'a has no checkpoint yet; the first one comes at step 500' in refusal(line)
-    assert command(f'train.py {knobs} --max_iters=1') == 0          # nothing is lost if it begins again
+    assert command(f'train.py {options} --max_iters=1') == 0          # nothing is lost if it begins again
 
 class SomeIds:
     """In place of Shards: 801 ids."""
@@ -3045,7 +3045,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
                                         ('cuda:0', 24e9, 32768), ('cuda:0', 85e9, 65536)])
 def test_a_micro_batch_is_as_large_as_pays_on_the_device(device, memory, tokens, monkeypatch):
     monkeypatch.setattr('torch.cuda.get_device_properties', lambda device: Mock(total_memory=memory))
-    with train_knobs(batch_size=4096):
+    with train_options(batch_size=4096):
         assert train.divide_batch(64, device) == tokens / 64
 
 @parametrize('now', ['bfloat16', 'float16'])
@@ -3053,7 +3053,7 @@ def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, monkeypatch):
     state = dict(device='cuda', dtype='bfloat16')
     save_checkpoint(Path('a/step_00000001'), small_gpt(), Path('no tokenizer'), None, state, {})
     monkeypatch.setattr('train.choose_dtype', lambda dtype, device: dtype.replace('auto', now))
-    with train_knobs(init_from='resume'):
+    with train_options(init_from='resume'):
         _, state = train.read_state(Path('a'), 'cuda:0')
     assert state['dtype'] == now
 
@@ -3103,8 +3103,8 @@ def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatc
 def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, printed):
     train_here('a', '--max_iters=1')
     fake_clock(monkeypatch, 60.0, 1.0)      # the first step, which may compile, takes half of it
-    knobs = '--max_iters=100000 --max_minutes=2 --warmup_iters=10'
-    run = train_here('b', f'{knobs} --eval_interval=100000')
+    options = '--max_iters=100000 --max_minutes=2 --warmup_iters=10'
+    run = train_here('b', f'{options} --eval_interval=100000')
     rates = [entry['lr'] / 6e-3 for entry in run.steps]
     assert 55 < len(rates) < 65
     near(rates[:10], torch.arange(1, 11) / 10, 1e-6)
@@ -3115,7 +3115,7 @@ def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, printed):
     assert run.steps[0]['seconds'] == 60        # at the end of the step
     # Each batch of the final evaluation takes 1000 s, so the limit of 2 minutes stops it after the first.
     assert run.log[-1]['full_val_tokens'] == 64
-    assert train_here('b', f'{knobs} --init_from=resume').log == run.log
+    assert train_here('b', f'{options} --init_from=resume').log == run.log
 
 class FakeWandb:
     """wandb, which keeps its entries and ids, and may fail at the second entry."""
@@ -3154,7 +3154,7 @@ def draws(model, prompts, n, **options):
 # four tokens whose probabilities are to each other as 3, 10, 1 and 6
 LOGITS = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
 
-# knobs | what the four are to each other with them
+# options | what the four are to each other with them
 FILTERS = '''
 --temperature=1 | 3 10 1 6
 --temperature=0.5 | 9 100 1 36
@@ -3167,9 +3167,9 @@ FILTERS = '''
 
 @parametrize('arguments, weights', rows(FILTERS))
 def test_temperature_is_a_power_of_the_probabilities_and_filtering_keeps_the_likeliest(arguments, weights):
-    knobs = Knobs(dict(temperature=1.0, top_k=0, top_p=1.0))
-    knobs.read(arguments.split())
-    probs, ids = sample.next_token_probs(LOGITS, **knobs)
+    options = Options(dict(temperature=1.0, top_k=0, top_p=1.0))
+    options.read(arguments.split())
+    probs, ids = sample.next_token_probs(LOGITS, **options)
     if ids is not None:
         probs = torch.zeros(1, 4).scatter(1, ids, probs)
     want = torch.tensor([numbers(weights)])
@@ -3295,7 +3295,7 @@ def test_a_text_that_appears_byte_by_byte_is_the_one_that_is_decoded_at_once(pri
     assert '\ufffd' in ''.join(together)
     assert len({*together}) == 5
 
-def test_the_newest_run_is_taken_and_its_newest_whole_checkpoint():
+def test_the_newest_run_is_taken_and_its_newest_intact_checkpoint():
     write_run('new', age=10)
     write_run('older', age=30)
     shutil.copytree('out/new/step_00000001', 'out/new/step_00000002')
@@ -3356,11 +3356,11 @@ def test_a_model_without_its_tokenizer_is_one_error():
 # -----------------------------------------------------------------------------
 # bench.py
 
-def run_bench(line, **knobs):
-    """What bench.py prints with these arguments and knobs, for a small model and text."""
+def run_bench(line, **options):
+    """What bench.py prints with these arguments and options, for a small model and text."""
     arguments = f'{SMALL_RUN} --n_head=4 --steps=2 --warmup_steps=1 {line}'.split()
     with redirect_stdout(io.StringIO()) as out:
-        run_main(bench, *arguments, **knobs)
+        run_main(bench, *arguments, **options)
     return out.getvalue()
 
 def table(out):
@@ -3397,8 +3397,8 @@ def test_the_time_of_a_known_run_is_its_tokens_times_what_a_token_takes(monkeypa
     assert bench.matmul_flops('cpu', 'float32') == 4 * 4096 ** 3
     bench.print_run('train_shakespeare_char_cpu', 'cpu', 'float32')
     hours = numbers(printed())[-1]
-    knobs = train.config.defaults | knobs_in(HERE / 'config/train_shakespeare_char_cpu.py')
-    tokens = knobs['max_iters'] * knobs['batch_size'] * knobs['block_size']
+    options = train.config.defaults | options_in(HERE / 'config/train_shakespeare_char_cpu.py')
+    tokens = options['max_iters'] * options['batch_size'] * options['block_size']
     assert hours == pytest.approx(tokens * 0.5 / 1024 / 3600, abs=0.05)
 
 def test_two_processes_say_what_they_lose_to_each_other():
@@ -3605,7 +3605,7 @@ def test_a_look_into_a_model_finds_what_is_there(monkeypatch):
         'dead units': 16 / 128,
     }, rel=1e-3)
 
-def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch):
+def test_a_run_is_diagnosed_with_its_own_options_and_moments(monkeypatch):
     train_here('out/a', '--n_layer=3 --max_iters=6')
     diagnose, steps = bench.diagnose, []
 
@@ -3622,40 +3622,40 @@ def test_a_run_is_diagnosed_with_its_own_knobs_and_moments(monkeypatch):
 
 # -- experiments
 
-def made_up(name, *runs, **knobs):
-    """An arm whose runs had these losses, the last at the end."""
-    arm = bench.Arm(name, ' '.join(f'--{knob}={value}' for knob, value in knobs.items()))
+def made_up(name, *runs, **options):
+    """An variant whose runs had these losses, the last at the end."""
+    variant = bench.Variant(name, ' '.join(f'--{option}={value}' for option, value in options.items()))
     for losses in runs:
         last = losses[-1]
         log = [dict(step=i, loss=loss, tokens_per_second=100.0 * i) for i, loss in enumerate(losses, 1)]
         log.append(dict(step=len(losses), full_val_loss=last, full_val_bpb=last / 2))
-        arm.logs.append(log)
-    return arm
+        variant.logs.append(log)
+    return variant
 
-def test_an_experiment_trains_every_arm_with_every_seed_and_goes_on_where_it_was(monkeypatch):
+def test_an_experiment_trains_every_variant_with_every_seed_and_goes_on_where_it_was(monkeypatch):
     write('small.py', 'n_embd = 16\n')
-    knobs = '--max_iters=3 --optimizer=adamw'
-    lab = f'--what=compare {knobs} --out_dir=out/lab --seeds=2 --seed=4'
-    arms = 'as it is: ; small one: small.py --n_layer=1\n'
-    rows = table(run_bench(lab, arms=arms))
+    options = '--max_iters=3 --optimizer=adamw'
+    lab = f'--what=compare {options} --out_dir=out/lab --seeds=2 --seed=4'
+    variants = 'as it is: ; small one: small.py --n_layer=1\n'
+    rows = table(run_bench(lab, variants=variants))
     assert {*os.listdir('out/lab')} == {'as_it_is-4', 'as_it_is-5', 'curves.png', 'small_one-4', 'small_one-5'}
     small = load_model(Run('out/lab/small_one-5').last).config
     assert (small.n_embd, small.n_layer) == (16, 1)
     # each is what train.py alone makes of it
-    alone = train_here('alone', f'{knobs} --n_head=4 --seed=5')
+    alone = train_here('alone', f'{options} --n_head=4 --seed=5')
     assert Run('out/lab/as_it_is-5').full_loss == pytest.approx(alone.full_loss)
     assert rows['as it is'][-1] == rows['small one'][-1] == '2 of 2'
     # again: nothing is trained
     monkeypatch.setattr('subprocess.run', pytest.fail)
-    assert table(run_bench(lab, arms=arms)) == rows
+    assert table(run_bench(lab, variants=variants)) == rows
 
-def test_an_arm_that_diverges_does_not_end_the_others_and_one_that_fails_does():
-    arms = 'ill: --learning_rate=1e38 --optimizer=sgd --grad_clip=0; well:'
-    rows = table(run_bench('--what=compare --seeds=1 --max_iters=2', arms=arms))
+def test_a_variant_that_diverges_does_not_end_the_others_and_one_that_fails_does():
+    variants = 'ill: --learning_rate=1e38 --optimizer=sgd --grad_clip=0; well:'
+    rows = table(run_bench('--what=compare --seeds=1 --max_iters=2', variants=variants))
     assert (rows['ill'][0], rows['ill'][-1]) == ('inf ± 0.0000', '0 of 1')
     assert (rows['well'][0][:2], rows['well'][-1]) == ('5.', '1 of 1')
     with user_error('out/bad-1: .* status 2: .*not a multiple'):
-        run_bench('--what=compare', arms='bad: --batch_size=4 --micro_batch_size=3')
+        run_bench('--what=compare', variants='bad: --batch_size=4 --micro_batch_size=3')
 
 def test_curves_of_several_runs_are_one_table_and_one_picture():
     for name, last in ('a', 3), ('b', 2.5):
@@ -3673,13 +3673,13 @@ SPREAD = 0.5 ** 0.5
     ('curves', [((1, 2), (9, 3), 'x, high'), ((1, 2), (9, 4), 'x, low'), ((1, 2), (9, 400), 'y, far')]),
 ])
 def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
-    arms = [
+    variants = [
         made_up('x, high', (9, 3), learning_rate=0.1),
         made_up('x, low', (9, 4), (9, 5), learning_rate=0.01),
         made_up('y, far', (9, 400), learning_rate=1.0),
     ]
     drawn = []
-    monkeypatch.setattr('bench.read_arms', lambda: arms)
+    monkeypatch.setattr('bench.read_variants', lambda: variants)
     monkeypatch.setattr('matplotlib.axes.Axes.errorbar', lambda axis, *numbers, fmt, **others:
                         drawn.append((*numbers, *others.values())))
     os.mkdir('out')
@@ -3687,16 +3687,16 @@ def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
     assert drawn == want
 
 def test_a_law_of_scaling_is_found_again(printed):
-    arms = []
+    variants = []
     for layers, steps in itertools.product((1, 2, 4, 8), (10, 99, 999, 9999)):
         N = GPT(GPTConfig(n_layer=layers)).flops_per_token(0) / 6
         D = steps * 3 * 50
         losses = 9, 1.7 + 400 / N ** 0.5 + 900 / D ** 0.46
-        arms.append(made_up('', losses, n_layer=layers, max_iters=steps, batch_size=3, block_size=50))
-    bench.print_law(arms)
+        variants.append(made_up('', losses, n_layer=layers, max_iters=steps, batch_size=3, block_size=50))
+    bench.print_law(variants)
     assert 'loss = 1.70 + 400 / N^0.50 + 900 / D^0.46, off by 0.0%' in printed()
-    with user_error('5 arms ended with a loss'):
-        bench.print_law(arms[:5])
+    with user_error('5 variants ended with a loss'):
+        bench.print_law(variants[:5])
 
 MISTAKES = {*HERE.glob('config/broken_*.py')}
 LABS = {*HERE.glob('config/lab_*.py')}
@@ -3712,21 +3712,21 @@ def test_every_config_file_trains_a_step(path):
     assert len(Run('a').steps) == 1
 
 @each_of(LABS)
-def test_every_question_has_arms_that_can_be_read(path, monkeypatch):
-    knobs = Knobs(bench.config.defaults)
-    knobs.read([f'{HERE}/config/lab.py', str(path)])
-    assert knobs['question']
-    arms = re.sub('config/broken_.*.py', '', knobs['arms'])
-    monkeypatch.setattr('bench.arms', arms)
+def test_every_question_has_variants_that_can_be_read(path, monkeypatch):
+    options = Options(bench.config.defaults)
+    options.read([f'{HERE}/config/lab.py', str(path)])
+    assert options['question']
+    variants = re.sub('config/broken_.*.py', '', options['variants'])
+    monkeypatch.setattr('bench.variants', variants)
     monkeypatch.chdir(HERE)
-    assert len(bench.read_arms()) > 3
+    assert len(bench.read_variants()) > 3
 
 @each_of(MISTAKES)
 def test_every_mistake_of_the_museum_changes_what_is_learned(path):
-    knobs = '--max_iters=6' + ' --dtype=float16' * (path.stem == 'broken_no_scale')
-    healthy = train_here('a', knobs)
+    options = '--max_iters=6' + ' --dtype=float16' * (path.stem == 'broken_no_scale')
+    healthy = train_here('a', options)
     # in a process of its own, which is all that it breaks
-    assert status_of(start_alone(f'train.py {SMALL_RUN} {knobs} --out_dir=b {path}')) == 0
+    assert status_of(start_alone(f'train.py {SMALL_RUN} {options} --out_dir=b {path}')) == 0
     losses = Run('b').losses
     assert len(losses) == 6
     assert losses != healthy.losses
@@ -3821,23 +3821,23 @@ def test_training_on_a_text_and_sampling_need_nothing_but_their_commands(printed
 @parametrize('n, dtype, error', [(2, 'float32', 1e-5), (4, 'float32', 1e-5), (2, 'bfloat16', 3e-3),
                                  (2, 'float16', 3e-3)])
 def test_several_processes_compute_what_one_does(n, dtype, error):
-    knobs = f'--max_iters=12 --eval_interval=6 --dropout=0.1 --micro_batch_size=2 --dtype={dtype}'
-    one = train_here('a', knobs)
-    ranks = start_ranks(f'train.py {SMALL_RUN} {knobs} --out_dir=b', n)
+    options = f'--max_iters=12 --eval_interval=6 --dropout=0.1 --micro_batch_size=2 --dtype={dtype}'
+    one = train_here('a', options)
+    ranks = start_ranks(f'train.py {SMALL_RUN} {options} --out_dir=b', n)
     assert [status_of(process) for process in ranks] == [0] * n
     run = Run('b')
     near(run.losses, one.losses, error)
     near(run.full_loss, one.full_loss, error)
 
 def test_a_run_killed_at_any_moment_ends_as_one_that_was_not():
-    knobs = '--max_iters=100 --eval_interval=5 --dropout=0.1'
-    straight = train_here('a', knobs)
+    options = '--max_iters=100 --eval_interval=5 --dropout=0.1'
+    straight = train_here('a', options)
     for _ in range(3):
-        process = start_alone(f'train.py {SMALL_RUN} {knobs} --out_dir=b --init_from=auto')
+        process = start_alone(f'train.py {SMALL_RUN} {options} --out_dir=b --init_from=auto')
         time.sleep(random.SystemRandom().uniform(0.1, 0.7))
         process.kill()
         process.join()
-    resumed = train_here('b', f'{knobs} --init_from=auto')
+    resumed = train_here('b', f'{options} --init_from=auto')
     assert resumed.bits == straight.bits
     assert resumed.losses == straight.losses
 
@@ -3964,8 +3964,8 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
 def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     old = train_here('b', '--max_iters=4 --eval_interval=2')
     write_faults('resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, 90_000))')
-    knobs = '--max_iters=12 --eval_interval=4 --keep_checkpoints=1 --init_from=resume'
-    assert status_of(start_alone(f'train.py {SMALL_RUN} faults.py {knobs} --out_dir=b')) == 2
+    options = '--max_iters=12 --eval_interval=4 --keep_checkpoints=1 --init_from=resume'
+    assert status_of(start_alone(f'train.py {SMALL_RUN} faults.py {options} --out_dir=b')) == 2
     assert 'training goes on' in said()
     assert 'error: b/step_00000012 cannot be saved' in said().splitlines()[-1]
     assert Run('b').bits == old.bits
@@ -3981,13 +3981,13 @@ COMMANDS = {
     'scontrol': 'if [ $1 = show ]; then echo localhost; else touch queued; fi',
 }
 
-def start_job(block, knobs):
+def start_job(block, options):
     """Runs a block of the README that starts processes again, with a small run."""
     for name, text in COMMANDS.items():
         write(name, f'#!/bin/bash\n{text}\n')
         Path(name).chmod(0o755)
     changes = {
-        'train.py config/train_gpt2.py': f'{HERE}/train.py {SMALL_RUN} {knobs} faults.py',
+        'train.py config/train_gpt2.py': f'{HERE}/train.py {SMALL_RUN} {options} faults.py',
         'out/gpt2': 'b',
         '29500': free_port(),
         'node=8': 'node=1' if 'srun' in block else 'node=2',
@@ -4001,12 +4001,12 @@ def start_job(block, knobs):
 @not_windows
 @parametrize('nodes', [1, 2])
 def test_a_job_as_the_readme_has_it_survives_a_killed_process_and_is_queued_again(nodes):
-    knobs = f'{STEPS} --eval_interval=10'
-    straight = train_here('a', knobs)
+    options = f'{STEPS} --eval_interval=10'
+    straight = train_here('a', options)
     blocks = re.findall(r'^```sh\n(.*?)^```', (HERE / 'README.md').read_text(encoding='utf-8'), re.M | re.S)
     block = [text for text in blocks if '--max-restarts' in text][nodes - 1]
     write_faults("time.sleep(0.03)\n    if len(_seen) == 30 and os.environ['RANK'] == '1': die_once()")
-    job = start_job(block, knobs)
+    job = start_job(block, options)
     if nodes == 2:          # its time is almost up
         while not (Path('killed').exists() and train.read_log(Path('b'))[-1]['step'] > 32):
             assert job.poll() is None
@@ -4014,7 +4014,7 @@ def test_a_job_as_the_readme_has_it_survives_a_killed_process_and_is_queued_agai
         job.wait(60)
         assert Path('queued').exists()
         assert Run('b').kept[-1] < 60
-        job = start_job(block, knobs)
+        job = start_job(block, options)
     assert job.wait(120) == 0
     assert Path('killed').exists()
     assert Run('b').bits == straight.bits
@@ -4097,9 +4097,9 @@ prepare.py --dataset=small.txt --pattern=gpt3 | gpt3
 prepare.py --dataset=small.txt --val_fraction=1 | val_fraction
 prepare.py --dataset=small.txt --shard_tokens=0 | shard_tokens
 bench.py --what=nonsense | nonsense
-bench.py --what=compare | there are no arms
-bench.py --what=compare --arms=a:;b:--n_emb=3 | did you mean n_embd
-bench.py --what=compare --arms=a: --picture=row | give rows
+bench.py --what=compare | no variants to compare
+bench.py --what=compare --variants=a:;b:--n_emb=3 | did you mean n_embd
+bench.py --what=compare --variants=a: --picture=row | give rows
 bench.py --what=curves | give folders
 bench.py --what=curves --runs=nowhere | give folders
 '''
@@ -4292,7 +4292,7 @@ class CourseAdamW(optim.Optimizer):
         return dict(t=t, m=m, v=v)
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):
-    with train_knobs(learning_rate=max_learning_rate, min_lr=min_learning_rate, warmup_iters=warmup_iters,
+    with train_options(learning_rate=max_learning_rate, min_lr=min_learning_rate, warmup_iters=warmup_iters,
                      lr_decay_iters=cosine_cycle_iters, lr_decay='cosine'):
         return train.get_lr(it)
 

@@ -2,7 +2,7 @@
 Trains a GPT on whatever device there is.
 
     python train.py                                        # a small model of Python code, 2 minutes on 2 CPU cores
-    python train.py config/train_tinystories.py            # an experiment; --key=value overrides any knob
+    python train.py config/train_tinystories.py            # an experiment; --key=value overrides any option
     python train.py --dataset=my_text.txt                  # your own text: a file, a .jsonl, a folder
     python train.py out/python/config.py --init_from=resume
     torchrun --nproc_per_node=4 train.py                   # one process per GPU (or, without GPUs, per CPU share)
@@ -40,7 +40,7 @@ import prepare
 from configurator import (Diverged, Output, UserError, as_file, check_range, command, configure, launch, lock,
                           read_json, write)
 from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
-                   choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_whole, peak_flops,
+                   choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_intact, peak_flops,
                    remove_checkpoint, replace_card, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
@@ -95,7 +95,7 @@ timeout = 600           # seconds to wait for another process before giving it u
 wandb_log = False       # log to Weights & Biases, too
 wandb_project = 'gpt'
 wandb_run_name = ''     # '': the name of the folder
-# the knobs of prepare.py and the fields of GPTConfig in model.py are knobs here, too: config holds all of them
+# the options of prepare.py and the fields of GPTConfig in model.py are options here, too: config holds all of them
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':
     sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)     # a run outlives its terminal
@@ -446,7 +446,7 @@ NEW_STATE = dict(
     evaluated=dict(step=0),             # the last evaluation and its step; a new model is not evaluated at step 0
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
     dtype='auto', compile='auto',       # what was used; a resumed run takes it for 'auto'
-    knobs={}, wandb_id='',              # set by start_files(); the run's id at wandb
+    options={}, wandb_id='',              # set by start_files(); the run's id at wandb
     t=0, scaler={},                     # of the optimizer and the scaler, set by save()
 )
 
@@ -541,10 +541,10 @@ def restore(folder, opt, scaler):
     [path] = folder.glob('training.*tensors')           # before November 2026, it was training.safetensors
     found = load_file(path)
     needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
-    before = state['knobs']['optimizer']
+    before = state['options']['optimizer']
     if before != optimizer or not needed <= found.keys() <= opt.tensors.keys():
         raise UserError(f'the optimizer of {folder} (--optimizer={before}) kept other tensors: give the same '
-                        f'knobs and freeze the same weights, or start a new run with --init_from={folder}')
+                        f'options and freeze the same weights, or start a new run with --init_from={folder}')
     with opt.evaluating():          # as when it was saved: an average of the weights would be swapped here, too
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
@@ -612,11 +612,11 @@ class Interrupt:
         elif time.monotonic() > self.heard + 1:         # torchrun passes a Ctrl-C on, so it comes twice
             sys.exit(128 + number)
 
-# knobs that may differ from node to node, as long as they lead to the same data and checkpoints
-OWN_KNOBS = 'dataset', 'tokenizer', 'workers', 'init_from', 'device'
+# options that may differ from node to node, as long as they lead to the same data and checkpoints
+OWN_OPTIONS = 'dataset', 'tokenizer', 'workers', 'init_from', 'device'
 
 def connect(device, shared={}):
-    """Joins the other processes, if there are any. Raises UserError unless all share this, but for OWN_KNOBS."""
+    """Joins the other processes, if there are any. Raises UserError unless all share this, but for OWN_OPTIONS."""
     if WORLD_SIZE == 1:
         return
     # gloo carries signals and the clock, so that these do not wait for a GPU; Windows has no NCCL
@@ -628,7 +628,7 @@ def connect(device, shared={}):
     dist.all_gather_object(everyones, shared)
     for name, here in shared.items():
         there = {theirs[name] for theirs in everyones} - {here}
-        if there and name not in OWN_KNOBS:
+        if there and name not in OWN_OPTIONS:
             raise UserError(f'the processes do not have the same {name} (here {here!r}, elsewhere {there}); start all '
                             f'of them with the same command, data and run folder (for GPUs of two kinds, give --dtype)')
 
@@ -696,9 +696,9 @@ if Path(__file__).name == 'config.py':
     out_dir = Path(__file__).parent.as_posix()
 '''
 
-def start_files(run, state, knobs):
+def start_files(run, state, options):
     """
-    Writes config.py, and drops what came after the checkpoint that a run resumes from. Says which knobs have changed
+    Writes config.py, and drops what came after the checkpoint that a run resumes from. Says which options have changed
     since, and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
@@ -709,14 +709,14 @@ def start_files(run, state, knobs):
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
-    before = knobs | state['knobs']
-    for name, value in knobs.items():
+    before = options | state['options']
+    for name, value in options.items():
         if before[name] != value:
             say(f'since step {step}: {name} {before[name]!r} -> {value!r}')
-    if before != knobs:
+    if before != options:
         write(run / f'config_until_{step:08d}.py', as_file(before))
-    write(run / 'config.py', CONFIG_HEAD + as_file(knobs))
-    state['knobs'] = knobs
+    write(run / 'config.py', CONFIG_HEAD + as_file(options))
+    state['options'] = options
     say(f'writing | {run}; stop with Ctrl-C, go on with: {resume_command(run)}\n')
 
 @contextmanager
@@ -765,7 +765,7 @@ def model_card(run, entry):
     """Returns the README.md of a checkpoint, which is its page on the hub. entry: the evaluation of its weights."""
     model, meta, state = run.model, run.meta, run.state
     device = str(model.lm_head.weight.device)
-    base = base_model(state['knobs']['init_from'])
+    base = base_model(state['options']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
     arguments = [re.sub(r'(^|=)(\w:)?[/\\].*[/\\]', r'\1', argument) for argument in sys.argv[1:]]       # no folders
     evaluated = 'not evaluated'
@@ -796,7 +796,7 @@ def read_state(run, device):
         kind = 'cuda without bfloat16'
     folder, state = None, dict(NEW_STATE, device=kind)
     if checkpoints(run):
-        folder = newest_whole(run, say)
+        folder = newest_intact(run, say)
         state = load_state(folder)
     for name in ('dtype', 'compile'):
         if config[name] != 'auto' or state['device'] != kind:
@@ -807,7 +807,7 @@ def read_state(run, device):
 # -----------------------------------------------------------------------------
 # checks before anything is done, and what is printed
 
-def check_knobs():
+def check_options():
     """Raises UserError if an option's value is not valid."""
     check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints')
     check_range(config, 0, math.inf, 'max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size',
@@ -828,9 +828,9 @@ def check_knobs():
         say(f'warmup_iters = {warmup_iters} is longer than the run; use --warmup_iters={max_iters // 10}')
     model_config()
 
-def model_config(knobs=config, **others):
-    """The GPTConfig that knobs ask for. Raises UserError."""
-    fields = {name: knobs[name] for name in GPTConfig.__dataclass_fields__}
+def model_config(options=config, **others):
+    """The GPTConfig that options ask for. Raises UserError."""
+    fields = {name: options[name] for name in GPTConfig.__dataclass_fields__}
     return GPTConfig(**(fields | others))
 
 def open_data(source):
@@ -852,7 +852,7 @@ def open_data(source):
     return folder, meta, train_data, val_data
 
 def make_model(folder, vocab, resumed):
-    """The model in a folder, or a new one. Raises UserError if the knobs ask for a different model."""
+    """The model in a folder, or a new one. Raises UserError if the options ask for a different model."""
     wanted = model_config(vocab_size=vocab)
     if not folder:
         return GPT(wanted)
@@ -872,18 +872,18 @@ def make_model(folder, vocab, resumed):
                             f'prepare the data with its tokenizer, or start a new run')
     return model
 
-def knobs_of_run(model, T, data_folder, source, state):
-    """The knobs for a run's config.py, which start the same run in any folder."""
-    knobs = dict(config, block_size=T)
-    del knobs['out_dir']
+def options_of_run(model, T, data_folder, source, state):
+    """The options for a run's config.py, which start the same run in any folder."""
+    options = dict(config, block_size=T)
+    del options['out_dir']
     wanted = vars(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
     # what is as wanted stays as given: d_ff = 0 still follows n_embd
-    knobs.update(vars(model.config).items() - wanted.items())
+    options.update(vars(model.config).items() - wanted.items())
     if source:
-        knobs['dataset'] = data_folder.as_posix()       # whose tokens are those of the source's tokenizer
+        options['dataset'] = data_folder.as_posix()       # whose tokens are those of the source's tokenizer
     else:
-        knobs['init_from'] = state['knobs'].get('init_from', 'scratch')
-    return knobs
+        options['init_from'] = state['options'].get('init_from', 'scratch')
+    return options
 
 def describe(entry):
     """describe(dict(val_loss=1.5, val_bpb=0.567)) -> 'validation loss 1.5000 | 0.567 bits per byte'"""
@@ -933,7 +933,7 @@ def say(text):
 def main():
     started = time.perf_counter()
     # the machine and the run: mistakes show before any data are prepared
-    check_knobs()
+    check_options()
     device = choose_device(config['device'], LOCAL_RANK)
     set_up(device)
     out, held = choose_out_dir()        # looks at the disk, so it comes before anything is written
@@ -958,9 +958,9 @@ def start(out, device, source, resumed, state):
     model = make_model(origin, meta['ids'] if origin else meta['vocab_size'], resumed).to(device).train()
     model.compute_dtype = getattr(torch, state['dtype'])
     T = min(config['block_size'], model.config.block_size)
-    knobs = knobs_of_run(model, T, folder, source, state)
+    options = options_of_run(model, T, folder, source, state)
     # a checkpoint is known by its step and the seconds until it was saved
-    connect(device, dict(knobs, dtype=state['dtype'], data=data, checkpoint=(state['step'], state['seconds'])))
+    connect(device, dict(options, dtype=state['dtype'], data=data, checkpoint=(state['step'], state['seconds'])))
     say(f'data    | {meta["source"]}, hash {data}, in {folder}')
     say(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
@@ -1004,7 +1004,7 @@ def start(out, device, source, resumed, state):
     run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', ends, kept, model, fast, opt, scaler,
               device, T, micro, eval_batch)
     if RANK == 0:
-        start_files(out, state, knobs)
+        start_files(out, state, options)
         if wandb_log:
             start_wandb(run)
     return run

@@ -1,6 +1,6 @@
 # A model that a CPU core trains in a minute or so, for experiments with many runs: 4 layers, 128 wide, 1.1M
 # parameters, 614,400 tokens. It composes with any data set and with the questions in config/lab_*.py, which compute
-# their arms from the knobs set before them:
+# their variants from the options set before them:
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
 dataset = 'tinystories'
 vocab_size = 1024

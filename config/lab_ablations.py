@@ -3,7 +3,7 @@ question = 'What does each part buy?'
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
 what = 'compare'
 out_dir = 'out/lab_ablations'
-arms = f'''
+variants = f'''
 as it is:
 no norm: config/ablate_no_norm.py
 no norm, a tenth of the rate: config/ablate_no_norm.py --learning_rate={learning_rate / 10:g}

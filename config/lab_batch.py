@@ -5,10 +5,10 @@ question = 'How large should a batch be, for the same tokens?'
 what = 'compare'
 out_dir = 'out/lab_batch'
 picture = 'learning_rate'
-arms = ''
+variants = ''
 for _batch, _rates in ((1, '1.3e-3 2.5e-3 5e-3'), (8, '3.5e-3 7.1e-3 1.4e-2'), (32, '3.5e-3 7.1e-3 1.4e-2'),
                        (128, '7.1e-3 1.4e-2 2.8e-2'), (512, '7.1e-3 1.4e-2 2.8e-2')):
     _steps = max_iters * batch_size // _batch
     _schedule = f'--max_iters={_steps} --warmup_iters={_steps // 10} --log_interval={max(_steps // 30, 1)}'
     for _rate in _rates.split():
-        arms += f'batch {_batch}, rate {_rate}: --batch_size={_batch} --learning_rate={_rate} {_schedule}\n'
+        variants += f'batch {_batch}, rate {_rate}: --batch_size={_batch} --learning_rate={_rate} {_schedule}\n'

@@ -5,6 +5,6 @@ question = 'How high may the learning rate be?'
 what = 'compare'
 out_dir = 'out/lab_lr'
 picture = 'learning_rate'
-arms = ''
+variants = ''
 for _rate in '5e-3 1e-4 3e-4 1e-3 3e-3 1e-2 2e-2 5e-2 1e-1 3e-1 1 10'.split():
-    arms += f'rate {_rate}: --learning_rate={_rate}\n'
+    variants += f'rate {_rate}: --learning_rate={_rate}\n'

@@ -5,7 +5,7 @@ what = 'compare'
 out_dir = 'out/lab_museum'
 picture = 'curves'
 seeds = 1
-arms = f'''
+variants = f'''
 healthy:
 no zero_grad: config/broken_no_zero_grad.py
 constant embedding: config/broken_constant_embedding.py

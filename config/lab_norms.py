@@ -4,7 +4,7 @@ question = 'What are norms for, if short runs end with a lower loss without them
 what = 'compare'
 out_dir = 'out/lab_norms'
 _longer = f'--max_iters={3 * max_iters} --warmup_iters={3 * warmup_iters}'
-arms = f'''
+variants = f'''
 3 times as long: {_longer}
 3 times as long, no norm: {_longer} config/ablate_no_norm.py
 3 times as long, post-norm: {_longer} config/ablate_post_norm.py

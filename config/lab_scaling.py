@@ -5,8 +5,8 @@ what = 'scaling'
 out_dir = 'out/lab_scaling'
 picture = 'max_iters'
 seeds = 1
-arms = ''
+variants = ''
 for _layers, _width in ((1, 64), (2, 96), (4, 128), (6, 192)):
     for _steps in (max_iters // 4, max_iters // 2, max_iters, max_iters * 2):
-        arms += (f'{_layers} x {_width}, {_steps} steps: --n_layer={_layers} --n_embd={_width} --max_iters={_steps} '
-                 f'--warmup_iters={_steps // 10}\n')
+        variants += (f'{_layers} x {_width}, {_steps} steps: --n_layer={_layers} --n_embd={_width} '
+                     f'--max_iters={_steps} --warmup_iters={_steps // 10}\n')

@@ -6,10 +6,10 @@ from model import GPT, GPTConfig
 
 what = 'compare'
 out_dir = 'out/lab_shape'
-arms = f'{n_layer} layers, {n_embd} wide, context {block_size}:\n'
+variants = f'{n_layer} layers, {n_embd} wide, context {block_size}:\n'
 for _context in (block_size // 4, block_size // 2, block_size * 2):
     _sequences = batch_size * block_size // _context
-    arms += f'context {_context}: --block_size={_context} --batch_size={_sequences}\n'
+    variants += f'context {_context}: --block_size={_context} --batch_size={_sequences}\n'
 
 _model = {name: value for name, value in globals().items() if name in GPTConfig.__dataclass_fields__}
 
@@ -21,4 +21,4 @@ for _layers, _width in ((n_layer // 4 or 1, n_embd * 2), (n_layer // 2 or 1, n_e
                         (n_layer * 2, n_embd * 3 // 4)):
     _width = _width // 8 * 8
     _steps = round(max_iters * flops() / flops(n_layer=_layers, n_embd=_width))
-    arms += f'{_layers} layers, {_width} wide: --n_layer={_layers} --n_embd={_width} --max_iters={_steps}\n'
+    variants += f'{_layers} layers, {_width} wide: --n_layer={_layers} --n_embd={_width} --max_iters={_steps}\n'

@@ -14,7 +14,7 @@ def flops(vocab):
     with torch.device('meta'):
         return GPT(GPTConfig(**{**_model, 'vocab_size': vocab})).flops_per_token()
 
-arms = ''
+variants = ''
 for _kind, _vocab in (('bpe', 1024), ('bpe', 512), ('bpe', 4096), ('char', 100), ('byte', 257), ('word', 4096)):
     _steps = round(max_iters * flops(1024) / flops(_vocab))
-    arms += f'{_kind} {_vocab}: --tokenizer={_kind} --vocab_size={_vocab} --max_iters={_steps}\n'
+    variants += f'{_kind} {_vocab}: --tokenizer={_kind} --vocab_size={_vocab} --max_iters={_steps}\n'

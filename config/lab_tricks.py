@@ -13,7 +13,7 @@ embed_scale = 20.0
 learning_rate = 6e-3
 min_lr = -1.0
 lr_decay = 'linear'
-arms = '''
+variants = '''
 all of them:
 without value embeddings: --value_embeds=False
 tied weights: --tie_weights=True

@@ -1,9 +1,9 @@
 question = 'Weight decay, warm-up, clipping, dropout: what are they worth in a short run?'
 # Three seeds.
-#   python bench.py config/lab.py config/lab_knobs.py --dataset=my_text.txt
+#   python bench.py config/lab.py config/lab_options.py --dataset=my_text.txt
 what = 'compare'
-out_dir = 'out/lab_knobs'
-arms = f'''
+out_dir = 'out/lab_options'
+variants = f'''
 as it is:
 no weight decay: --weight_decay=0
 weight decay 1: --weight_decay=1
