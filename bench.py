@@ -1,24 +1,24 @@
 """
-Measures how fast this machine is and how close to its limit, says what a model costs, and runs experiments.
+Measures speed and how close it is to the hardware's limits, computes what a model costs, and runs experiments.
 
     python bench.py                                # a training step of the default model
     python bench.py config/train_gpt2.py --batch_size=32 --micro_batch_size=32
     torchrun --nproc_per_node=4 bench.py
-    python bench.py --what=sample --samples=4      # tokens/s of generation, and its share of the memory's bandwidth
-    python bench.py --what=ladder                  # from the plain form to the fast one, row by row
-    python bench.py --what=check                   # does this device compute what it should?
-    python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory, days: what it will cost
-    python bench.py --what=formats                 # what fp32, fp16, bf16 and fp8 can hold
+    python bench.py --what=sample --samples=4      # tokens/s of generation, and its share of the memory bandwidth
+    python bench.py --what=ladder                  # a training step, made faster by one optimization per row
+    python bench.py --what=check                   # checks a training step here against float32 on the CPU
+    python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory and days of a run
+    python bench.py --what=formats                 # range and precision of fp32, fp16, bf16 and fp8
     python bench.py --what=toy                     # the optimizers on a toy problem, at rates from too low to too high
-    python bench.py --what=tokenizer --dataset=my_text.txt       # ours beside tiktoken and those that are installed
+    python bench.py --what=tokenizer --dataset=my_text.txt       # our tokenizer, compared with tiktoken and others
     python bench.py --what=find_lr config/train_tinystories.py   # a short run that suggests a learning rate
-    python bench.py --what=diagnose --runs=out/python            # a look into a trained model, layer by layer
+    python bench.py --what=diagnose --runs=out/python            # statistics of a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
-    python bench.py config/lab.py config/lab_ablations.py        # what does each part buy? see config/lab_*.py
+    python bench.py config/lab.py config/lab_ablations.py        # an experiment; see config/lab_*.py
 
-It takes the options of train.py, too. Speed is measured on random tokens. MFU is the FLOP/s achieved, divided by the
-card's peak in dense bf16. A token counts 6 FLOPs per weight of a matmul and 12 n_layer n_embd T for attention, without
-a discount for the causal mask. The measured rate of a large matmul is a limit that is known for every device.
+bench.py takes the options of train.py, too. Speed is measured on random tokens. MFU is the achieved FLOP/s divided by
+the GPU's dense bf16 peak. Each token counts as 6 FLOPs per matmul weight plus 12 n_layer n_embd T for attention,
+ignoring the causal mask. The measured rate of a large matmul is a limit that is known for every device.
 """
 import math
 import re
@@ -46,33 +46,33 @@ from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, 
 from tokenizer import PATTERNS, FastEncoder
 
 # -----------------------------------------------------------------------------
-what = 'train'          # train (a training step), sample, ladder, check, resources, formats, toy, tokenizer, find_lr,
-                        # diagnose, curves, compare (variants and seeds, as in config/lab_*.py), scaling (and fit)
-steps = 20              # measured optimizer steps
+what = 'train'          # what to do: train (time a training step), sample, ladder, check, resources, formats, toy,
+                        # tokenizer, find_lr, diagnose, curves, compare (variants), scaling (compare, then fit a law)
+steps = 20              # optimizer steps to measure
 warmup_steps = 5        # unmeasured steps before them
-profile = False         # train: also say where the time of a step goes
+profile = False         # train: also print where the time of a step goes
 samples = 1             # sample: texts generated at once
-new_tokens = 100        # sample: tokens in each text
-rounds = 3              # sample, tokenizer: measurements; their median counts
-memory_gb = 80.0        # resources: memory of a card, in GB of 10^9 bytes
-num_gpus = 1            # resources: how many cards
-peak_tflops = 989.5     # resources: of a card, dense (an H100 in bfloat16; the 1,979 in its data sheet are sparse)
+new_tokens = 100        # sample: tokens per text
+rounds = 3              # sample, tokenizer: number of measurements, of which the median is printed
+memory_gb = 80.0        # resources: memory of a GPU in GB (10^9 bytes)
+num_gpus = 1            # resources: number of GPUs
+peak_tflops = 989.5     # resources: dense peak of a GPU (an H100 in bfloat16; the 1,979 in its data sheet are sparse)
 mfu = 0.4               # resources: the share of the peak that training reaches
-tokens = 0.0            # resources: tokens to train on, such as 15e12; 0: those of the run
-flop_budget = 0.0       # resources: FLOPs to spend on a model of the best size; 0: those of the run
-runs = ''               # curves: folders, separated by commas; diagnose: one folder, or '' for the newest run
-variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by ;
-seeds = 3               # compare: runs of each variant, with --seed and the seeds after it
-question = ''           # the title of the picture
+tokens = 0.0            # resources: tokens to train on, such as 15e12 (0: those of the run)
+flop_budget = 0.0       # resources: FLOPs to spend on a model of the best size (0: those of the run)
+runs = ''               # curves: run folders, separated by commas; diagnose: one run folder ('': the newest)
+variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by semicolons
+seeds = 3               # compare: runs per variant, with --seed and the seeds after it
+question = ''           # compare, curves: title of the picture
 picture = 'rows'        # compare: rows (one per variant), curves (loss by step), or an option to plot the loss against
 # -----------------------------------------------------------------------------
-config = configure(globals(), train, prepare, GPTConfig)        # the options of train.py are in train.config, too
+config = configure(globals(), train, prepare, GPTConfig)        # train.config holds those of train.py, too
 
 # -----------------------------------------------------------------------------
-# what the commands share. c is always a GPTConfig; device and dtype are names, such as 'cuda:0' and 'bfloat16'
+# Helpers. `c` is always a GPTConfig; `device` and `dtype` are names, such as 'cuda:0' and 'bfloat16'
 
 def machine(flops=math.inf, texts=0):
-    """Prints and returns the device, the dtype, and whether to compile a run of that many FLOPs (texts: generated)."""
+    """Prints and returns the device, the dtype, and whether to compile. flops: of the run; texts: generated at once."""
     train.check_options()
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
@@ -81,16 +81,16 @@ def machine(flops=math.inf, texts=0):
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
-# tokenizers that ignore the option vocab_size; that of char depends on the text, and is about 100
+# Vocabulary sizes of tokenizers that ignore --vocab_size. That of char depends on the text, and is about 100
 VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
 def model_config(options=train.config, **others):
-    """The GPTConfig that options describe, as far as it can be known without the data. others: fields to change."""
+    """Returns the GPTConfig of the options, as far as it is known without the data. others: fields to override."""
     vocab_size = VOCAB_SIZES.get(options['tokenizer'], options['vocab_size'])
     return train.model_config(options, vocab_size=vocab_size, **others)
 
 def build(c, device, dtype='float32'):
-    """A new model. On the device 'meta' it has only shapes and takes no memory."""
+    """Returns a new model. On the device 'meta' it has only shapes and takes no memory."""
     torch.manual_seed(train.seed)
     with torch.device(device):
         model = GPT(c)
@@ -98,11 +98,11 @@ def build(c, device, dtype='float32'):
     return model
 
 def random_batch(c, B, device):
-    """Random tokens and random targets, (2, B, T)."""
+    """Returns random tokens and random targets, (2, B, T)."""
     return torch.randint(c.vocab_size, (2, B, c.block_size)).to(device)
 
 def laps(function, device, n):
-    """Returns the seconds that each of n calls takes, until the device has done all that the function asks of it."""
+    """Returns the seconds that each of n calls takes, including all work that it starts on the device."""
     synchronize = torch.get_device_module(device).synchronize
     synchronize()
     times = [time.perf_counter()]
@@ -113,7 +113,7 @@ def laps(function, device, n):
     return np.diff(times)
 
 def measure(function, device):
-    """The median of the seconds that a function takes, over `steps` calls after a warm-up."""
+    """Returns the median seconds of a call, over `steps` calls after a warm-up."""
     return median(laps(function, device, warmup_steps + steps)[warmup_steps:])
 
 def print_row(name, *cells):
@@ -121,10 +121,10 @@ def print_row(name, *cells):
     print(f'| {name:30} |', *[f'{cell:>11} |' for cell in cells])
 
 # -----------------------------------------------------------------------------
-# speed: a training step, what makes it fast, generation
+# Speed of training and generation
 
 def make_step(c, device, dtype, compiled):
-    """Returns a function that runs a training step of a new model, on random tokens unless it is given batches."""
+    """Returns a function that runs a training step of a new model, on random tokens unless batches are passed."""
     model = build(c, device, dtype)
     optimizer = train.Optimizer(model)
     if compiled:
@@ -137,7 +137,7 @@ def make_step(c, device, dtype, compiled):
                    lr=train.learning_rate)
 
 def bench_train():
-    """Milliseconds, tokens/s, share of the peak and memory of a step, and how long two known runs would take."""
+    """Prints the time, tokens/s, memory and share of the peak of a step, and how long two known runs would take."""
     c = model_config()
     model = build(c, 'meta')
     flops = model.flops_per_token()
@@ -152,7 +152,7 @@ def bench_train():
     if 'cuda' in device:
         predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
         most = torch.cuda.max_memory_allocated(device)
-        print(f'memory  | {most / 1e9:.2f} GB at most; predicted, with AdamW and not compiled, {predicted / 1e9:.2f}')
+        print(f'memory  | {most / 1e9:.2f} GB at most; predicted with AdamW, not compiled: {predicted / 1e9:.2f}')
     achieved = flops * rate / train.WORLD_SIZE
     limit, peak = matmul_flops(device, dtype), peak_flops(device)
     print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / limit:.1%} of a large matmul ({limit / 1e12:.3g})')
@@ -171,19 +171,19 @@ def bench_train():
         print_run(name, device, dtype)
 
 def matmul_flops(device, dtype):
-    """The FLOP/s of a large square matmul."""
+    """Returns the FLOP/s of a large square matmul."""
     n = 4096
     x = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
     return 2 * n ** 3 / min(laps(lambda: x @ x, device, 5))
 
 def print_run(name, device, dtype):
-    """How long a run of config/ would take here, judged by forward and backward passes over a part of a batch."""
+    """Prints how long a run of config/ would take here, estimated from passes over a part of a batch."""
     options = Options(train.config.defaults)
     options.read([f'{Path(__file__).parent}/config/{name}.py'])
     c = model_config(options)
     model = build(c, device, dtype)
     at_once = 1024          # tokens
-    if 'cuda' in device:        # on a CPU compiling would take longer than the answer is worth
+    if 'cuda' in device:        # on a CPU, compiling would take too long for an estimate
         at_once = train.tokens_at_once(device)
         model = torch.compile(model, disable=not choose_compile(train.compile, device, math.inf))
     batch = random_batch(c, at_once // c.block_size, device)
@@ -193,7 +193,7 @@ def print_run(name, device, dtype):
     print(f'here    | {name}, {total / 1e9:.2g}B tokens: about {hours:,.1f} hours')
 
 def bench_ladder():
-    """What each step from the plain form to the fast one buys on this machine."""
+    """Prints the speed of a training step here, adding one optimization per row."""
     device, best, compiled = machine()
     for attention, dtype, fast in (('naive', 'float32', False), ('naive', best, False), ('naive', best, compiled),
                                    ('flash', best, compiled)):
@@ -203,14 +203,14 @@ def bench_ladder():
                   f'{train.batch_size * c.block_size / seconds:11,.0f} tokens/s')
 
 def bench_sample():
-    """Tokens per second of generation, and the share of the memory's bandwidth that reading the weights takes."""
+    """Prints the tokens/s of generation, and the share of the memory bandwidth spent on reading weights."""
     device, dtype, compiled = machine(texts=samples)
     model = build(model_config(), device)
     sample.prepare_model(model, device, dtype, compiled, samples)
-    # the first run compiles
+    # The first run compiles and is not counted
     _, *seconds = laps(lambda: list(sample.generate(model, [[0]] * samples, new_tokens)), device, 1 + rounds)
     rate = new_tokens / median(seconds)
-    print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms a step')
+    print(f'sample  | {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms per step')
 
     weights = model.flops_per_token(0) // 6 * getattr(torch, dtype).itemsize
     x = torch.ones(100_000_000, device=device)
@@ -218,45 +218,45 @@ def bench_sample():
     print(f'memory  | {weights / 1e6:.0f} MB of weights read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')
 
 # -----------------------------------------------------------------------------
-# check: a step here beside the same step in the plain form, in float32 on the CPU
+# Check: compare a step on this device with naive attention in float32 on the CPU
 
 def bench_check():
-    """Whether loss, gradient and the step of the weights are right on this device. Raises UserError."""
+    """Raises UserError unless the loss, gradient and weight update of a step are right on this device."""
     device, dtype, compiled = machine()
-    # subtle: AdamW's first step is the sign of the gradient, arbitrary where that is tiny; a large eps avoids this
+    # Subtle: AdamW's first step is the gradient's sign, arbitrary where that is tiny. A large eps avoids this
     train.config.read(['--n_layer=2', '--block_size=64', '--dropout=0', '--optimizer=adamw', '--adam_eps=1e-3'])
     expected = check_step(model_config(attention='naive'), 'cpu', 'float32', False)
     found = check_step(model_config(), device, dtype, compiled)
     errors = torch.stack([(a.cpu() - b).norm() / b.norm() for a, b in zip(found, expected)])
     allowed = 5e-2
     if dtype == 'float32':
-        allowed = dict(cuda=5e-3, mps=1e-4).get(device.split(':')[0], 1e-5)         # a GPU uses TF32
+        allowed = dict(cuda=5e-3, mps=1e-4).get(device.split(':')[0], 1e-5)         # GPUs use TF32
     loss, gradient, step = errors
-    print(f'check   | errors of loss {loss:.0e}, gradient {gradient:.0e}, step {step:.0e}; {allowed:g} is allowed')
+    print(f'check   | errors of loss {loss:.0e}, gradient {gradient:.0e}, update {step:.0e}; allowed: {allowed:g}')
     if not errors.max() < allowed:
-        raise UserError('this device does not compute what it should: train with --device=cpu, and report this')
+        raise UserError('this device gives wrong results; train with --device=cpu, and please report this')
     print('check   | pass')
 
 UNSCALED = train.make_scaler('cpu', 'float32')
 
 def check_step(c, device, dtype, compiled):
-    """Returns the loss, the clipped gradient and the update of weights that are the same on every device."""
+    """Returns the loss, clipped gradient and update of a step whose weights are the same on every device."""
     model, optimizer, _ = make_step(c, device, dtype, compiled).args
     torch.manual_seed(train.seed)
-    # not those of a new model: a GPU draws others than a CPU, and the last matrices of a new block are zero
+    # A new model's weights differ between GPU and CPU, and the last matrices of its blocks are zero
     before = 0.2 * torch.randn(len(optimizer.p)).to(device)
     optimizer.p.copy_(before)
     numbers = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 4, 0.1)
     return numbers['loss'], optimizer.g, optimizer.p - before
 
 # -----------------------------------------------------------------------------
-# formats of numbers; the optimizers on a toy
+# Number formats, and the optimizers on a toy problem
 
 FORMATS = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 
 def bench_formats():
-    """What the formats of numbers can hold."""
-    print_row('', 'exponent', 'fraction', 'largest', 'smallest', 'from 1 to the next')
+    """Prints the range and precision of number formats."""
+    print_row('', 'exponent', 'fraction', 'largest', 'smallest', 'gap above 1')
     for info in map(torch.finfo, FORMATS):
         fraction = round(-math.log2(info.eps))
         print_row(info.dtype, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
@@ -265,7 +265,7 @@ def bench_formats():
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
 def bench_toy():
-    """The mean square of 100 numbers that should become 0, after 10 steps, at rates from too low to too high."""
+    """Prints the mean square of 100 numbers after 10 steps of minimizing it, from too low to too high a rate."""
     print_row('rate', *TOY_RATES)
     for name, rule in train.RULES.items():
         print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES])
@@ -278,9 +278,9 @@ def toy_loss(rule, rate):
     return p.square().mean()
 
 # -----------------------------------------------------------------------------
-# what a model costs, by arithmetic
+# Costs of a model, by arithmetic
 
-# The names of the weights, by the part of the model that they count to.
+# Assigns the names of weights to the parts of a model.
 PARTS = re.compile(r"""
     (?P<bias> .*\.bias) | (?P<norm> .*norm\.weight) | (?P<lm_head> lm_head\.weight) |
     (?P<embed_tokens> model\.embed_tokens\.weight) | (?P<embed_positions> model\.embed_positions\.weight) |
@@ -289,21 +289,21 @@ PARTS = re.compile(r"""
     (?P<mlp> model\.layers\.\d+\.mlp\.(?:gate|up|down)_proj\.weight)""", re.X)
 
 def parameters(c):
-    """Returns the parameters by part, without padding. A tied head has none of its own. Raises UserError."""
+    """Returns parameter counts by part, without padding. A tied head has none of its own. Raises UserError."""
     found = Counter()
     with patch.object(GPT, 'pad_to', 1):
         model = build(c, 'meta')
     for name, p in model.named_parameters():
         known = PARTS.fullmatch(name)
         if not known:
-            raise UserError(f'{name} is of a layer that is not known; add it to PARTS, forward_flops and memory')
+            raise UserError(f'{name} is in an unknown layer; add it to PARTS, forward_flops and memory')
         found[known.lastgroup] += p.numel()
     return found
 
 def forward_flops(c):
     """
-    FLOPs of the matmuls in a forward pass over a sequence, by part: 2mkn for (m, k) times (k, n), without a discount
-    for the mask. A backward pass takes twice as many: one matmul of the same size for each of the two inputs.
+    Returns the matmul FLOPs of a forward pass over a sequence, by part. (m, k) times (k, n) takes 2mkn, ignoring the
+    mask. A backward pass takes twice as many: one matmul of the same size for each of the two inputs.
     """
     size, T = parameters(c), c.block_size
     return Counter({'projections of attention': 2 * T * size['self_attn'],
@@ -313,15 +313,15 @@ def forward_flops(c):
 
 def memory(c, B, dtype):
     """
-    Bytes at the peak of a step of B sequences with AdamW, by part; not compiled, without dropout. For the backward pass
-    a matmul keeps its input, and its weight if that was cast; a norm keeps its input, and its output before the weight,
-    both in float32; attention keeps q, k, v, its output, and the scores if they are written out. What value embeddings
-    keep is about 1% of all, and is left out.
+    Returns the bytes at the peak of an AdamW step of B sequences, by part, not compiled and without dropout. For the
+    backward pass, a matmul keeps its input, and its weight if that was cast. A norm keeps its input, and its output
+    before the weight, both in float32. Attention keeps q, k, v, its output, and the scores if they are written out.
+    Value embeddings keep about 1% of the total, which is left out.
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
-    normed = size['norm']           # numbers per token that go through a norm: one for each of its weights,
-    if c.qk_norm:                   # which all heads of queries share, and all heads of keys
+    normed = size['norm']           # numbers per token that pass through a norm: one per norm weight
+    if c.qk_norm:                   # all query heads share their norm's weights, and so do all key heads
         normed += L * (c.n_head + c.n_kv_head - 2) * c.head_dim
     hidden = 4 if c.mlp == 'swiglu' else 2
     kv_heads = c.n_kv_head if c.attention == 'naive' else c.n_head      # fused attention repeats them
@@ -339,13 +339,13 @@ def memory(c, B, dtype):
     return found
 
 def bench_resources():
-    """What the model of the options costs, by part, and what follows from that."""
+    """Prints what the configured model costs, by part, and the batch size, time and best size that follow."""
     _, dtype, _ = machine()
     c = model_config()
     B = train.micro_batch_size or train.batch_size
     print_parts('parameters', parameters(c))
-    print_parts('FLOPs forward, a sequence', forward_flops(c))
-    print_parts(f'bytes of a step with AdamW, {dtype}, {B} x {c.block_size} tokens', memory(c, B, dtype))
+    print_parts('FLOPs of a forward pass, per sequence', forward_flops(c))
+    print_parts(f'bytes in an AdamW step, {dtype}, {B} x {c.block_size} tokens', memory(c, B, dtype))
 
     fixed = memory(c, 0, dtype).total()
     each = memory(c, 1, dtype).total() - fixed
@@ -358,27 +358,27 @@ def bench_resources():
           f'TFLOP/s at {mfu:.0%}')
     budget = flop_budget or spent
     N = (budget / 120) ** 0.5                               # 6 N D FLOPs, where D = 20 N (arXiv:2203.15556)
-    print(f'Chinchilla    | {budget:.3g} FLOPs do most for {N:.3g} parameters on {20 * N:.3g} tokens')
+    print(f'Chinchilla    | {budget:.3g} FLOPs are best spent on {N:.3g} parameters and {20 * N:.3g} tokens')
 
 def tokens_of(options):
-    """How many tokens a run trains on."""
+    """Returns the number of training tokens of a run."""
     return options['max_iters'] * options['batch_size'] * options['block_size']
 
 def print_parts(title, counts):
-    """Prints counts by part, with their shares and their sum."""
+    """Prints counts by part, with their shares and total."""
     print(f'\n{title}')
     total = counts.total()
     for part, count in counts.items():
         print_row(part, f'{count:19,}', f'{count / total:.1%}')
-    print_row('together', f'{total:19,}')
+    print_row('total', f'{total:19,}')
 
 # -----------------------------------------------------------------------------
-# tokenizers, beside the packages that are installed
+# Tokenizers, compared with installed packages
 
 PATTERN = PATTERNS['gpt2']
 
 def bench_tokenizer():
-    """Times training, encoding and decoding of the same documents. All encode with our vocabulary and pattern."""
+    """Times training, encoding and decoding on the same documents. All encode with our vocabulary and pattern."""
     import tiktoken
     settings, files, _ = prepare.find_source(train.dataset)
     documents = [*prepare.whole_documents(prepare.read_texts(files, settings['separator'], 'reading'))]
@@ -392,7 +392,7 @@ def bench_tokenizer():
                     docs, n, show_progress=False),
                 rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
                     iter(docs), n, pattern=PATTERN),
-                gigabpe=lambda: import_module('gigabpe').train_bpe(     # reads the files, which have to be text
+                gigabpe=lambda: import_module('gigabpe').train_bpe(     # reads the files itself, so they must be text
                     [*map(str, files)], n, pretokenizer='bytelevel'))
 
     tok = prepare.make_tokenizer('bpe', 32_000, batches)
@@ -400,7 +400,7 @@ def bench_tokenizer():
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
             ours=lambda: FastEncoder(tok).encode_bytes(text.encode(), []),
-            ours_again=lambda: tok.encode_to_numpy(text),       # it knows all words now
+            ours_again=lambda: tok.encode_to_numpy(text),       # all words are cached now
             tiktoken=lambda: tik.encode_to_numpy(text))
     with tempfile.TemporaryDirectory() as folder:
         tok.save(f'{folder}/tokenizer.json')
@@ -414,7 +414,7 @@ def bench_tokenizer():
             ours=lambda: tok.decode_bytes(ids), tiktoken=lambda: tik.decode_bytes(ids.tolist()))
 
 def contest(title, text, **contestants):
-    """Times the functions of the packages that are installed, taking turns, and prints the medians."""
+    """Times the functions of installed packages, interleaved, and prints the medians."""
     found = defaultdict(list)           # {name: seconds}
     for _ in range(rounds):
         for name, function in contestants.items():
@@ -427,7 +427,7 @@ def contest(title, text, **contestants):
                   f'{typical / median(found["ours"]):.2f} x ours')
 
 # -----------------------------------------------------------------------------
-# a range test, and a look into a model
+# Range test, and statistics of a trained model
 
 FIND_STEPS = 200
 
@@ -445,11 +445,11 @@ def bench_find_lr():
         losses[lr] = float(step(batches=batches, lr=lr)['loss'])
         if i % 10 == 0:
             print(f'rate {lr:.1e} | loss {losses[lr]:.4f}')
-    best = min(losses, key=losses.get)          # nan, where it diverges, is below nothing
-    print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate at which the loss was lowest')
+    best = min(losses, key=losses.get)          # not nan, because the first loss is finite
+    print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate with the lowest loss')
 
 def bench_diagnose():
-    """Takes one more training step from a checkpoint, and prints what it shows about each layer."""
+    """Takes one more training step from a checkpoint, and prints statistics of each layer."""
     folder = sample.find_checkpoint(runs)
     train.config.read([f'{folder.parent}/config.py'])
     model = load_model(folder, attention='naive')
@@ -465,23 +465,23 @@ def bench_diagnose():
 def diagnose(model, optimizer, batch):
     """
     Returns statistics of each layer during a step on a batch: the rms of its output and of its (clipped) gradients; the
-    size of the update relative to the weights; the share of dead units (those that for every token stay below 0.01 of
-    the rms of all units of the MLP); the entropy of attention, as a share of the entropy if it were spread evenly.
+    size of the update relative to the weights; the share of dead units, which stay below 0.01 of the rms of all MLP
+    units for every token; and the entropy of attention, as a share of its entropy when spread evenly.
     """
-    parameters(model.config)        # raises UserError if the model has layers that are not known here
+    parameters(model.config)        # raises UserError if the model has unknown layers
     layers = model.model.layers
     before = deepcopy(layers)
-    outputs, units = [], []         # of each layer, of its MLP
+    outputs, units = [], []         # of each layer, and of its MLP
     for layer in layers:
         layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
         layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs: units.extend(inputs))
-    # subtle: only written-out attention calls F.softmax, once in each layer, from the first to the last
+    # Subtle: only naive attention calls F.softmax, once per layer, from the first to the last
     with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
         train.training_step(model, optimizer, UNSCALED, [batch], len(batch[0]), train.learning_rate)
     assert softmax.call_count == len(layers), 'diagnose cannot tell which calls of softmax are attention'
 
     found = []
-    most = torch.arange(1, model.config.block_size + 1).log().mean()        # the entropy if spread evenly
+    most = torch.arange(1, model.config.block_size + 1).log().mean()        # entropy when spread evenly
     for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
         entropy = torch.distributions.Categorical(logits=call.args[0].detach()).entropy().mean()
@@ -492,22 +492,22 @@ def diagnose(model, optimizer, batch):
     return found
 
 def rms(tensors):
-    """The root of the mean square of all their numbers."""
+    """Returns the root mean square of all their numbers."""
     return torch.nn.utils.parameters_to_vector(tensors).square().mean().sqrt().item()
 
 # -----------------------------------------------------------------------------
-# experiments: every variant is a command of train.py, run with every seed
+# Experiments: every variant is a train.py command, run with every seed
 
 class Variant:
-    """Runs of train.py with the same arguments and several seeds. Raises UserError."""
+    """Holds runs of train.py with the same arguments and several seeds. Raises UserError."""
     def __init__(self, name, arguments=''):
         self.name, self.arguments = name.strip(), arguments.split()
-        self.logs = []          # the entries of each run
+        self.logs = []          # log entries of each run
         self.options = Options(train.config)
         self.options.read(self.arguments)
 
     def run(self, seed):
-        """Trains in a process of its own, or resumes the run in the folder, unless that has ended."""
+        """Trains in a separate process, or resumes the run in the folder, unless that has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
         folder = Path(f'{train.out_dir or "out"}/{short}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
@@ -520,12 +520,12 @@ class Variant:
         self.logs.append(train.read_log(folder))
 
     def values(self, key):
-        """All values of a key in the logs; inf if there are none."""
+        """Returns all values of a key in the logs, or [inf] if there are none."""
         found = [entry[key] for log in self.logs for entry in log if entry.get(key) is not None]
         return found or [math.inf]
 
     def loss(self):
-        """The mean of the final losses."""
+        """Returns the mean of the final losses."""
         return mean(self.values('full_val_loss'))
 
     def spread(self):
@@ -533,7 +533,7 @@ class Variant:
         return stdev(losses) if len(losses) > 1 else 0.0
 
 def read_variants():
-    """The variants that the option `variants` describes. Raises UserError."""
+    """Returns the variants in --variants. Raises UserError."""
     found = [Variant(*line.split(':', 1)) for line in re.split('[\n;]', variants) if line.strip()]
     if not found:
         raise UserError('no variants to compare; add config/lab_ablations.py, or --variants="a: --n_embd=64; b: '
@@ -541,10 +541,10 @@ def read_variants():
     return found
 
 def bench_compare():
-    """Runs every variant with every seed, in turns, so that a slow hour slows all variants. Returns the variants."""
+    """Runs every variant with every seed, interleaved, so that a slow hour slows all alike. Returns the variants."""
     found = read_variants()
     if picture not in ('rows', 'curves', *train.config):
-        raise UserError(f'picture = {picture!r}: give rows, curves, or an option of train.py')
+        raise UserError(f'picture = {picture!r} is unknown; use rows, curves, or an option of train.py')
     for i in range(seeds):
         for variant in found:
             variant.run(train.seed + i)
@@ -554,7 +554,7 @@ def bench_compare():
     return found
 
 def bench_scaling():
-    """Does what bench_compare does, and prints the law that the losses follow."""
+    """Runs bench_compare, then prints the scaling law that fits the losses."""
     print_law(bench_compare())
 
 def bench_curves():
@@ -563,12 +563,12 @@ def bench_curves():
     for variant in found:
         variant.logs = [train.read_log(Path(variant.name))]
         if not variant.logs[0]:
-            raise UserError(f'there is no run in {variant.name!r}: give folders of runs, as --runs=out/a,out/b')
+            raise UserError(f'no run found in {variant.name!r}; use run folders, such as --runs=out/a,out/b')
     print_results(found)
     save_picture(found, 'curves')
 
 def print_results(found):
-    """Prints how the runs ended. Runs that diverged, or have not ended yet, are not in the means."""
+    """Prints the results. The means leave out runs that diverged or have not ended yet."""
     print_row('', 'validation loss', 'vs first', 'bits/byte', 'steps', 'tokens/s', 'ended')
     for v in found:
         ended = sum(map(math.isfinite, v.values('full_val_loss')))
@@ -578,15 +578,15 @@ def print_results(found):
 
 def save_picture(found, kind):
     """
-    Draws a row for each variant, the best at the top; or the training losses of its first seed; or its final loss
-    against an option, where variants with the same name up to its last comma share a line. The bars are the spread of
-    seeds.
+    Draws one row per variant, the best at the top; or the training losses of its first seed; or its final loss against
+    an option, where variants whose names are equal up to the last comma share a line.
+    The bars show the standard deviation over seeds.
     """
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 5), layout='constrained')
     figure.suptitle(question)
     axis = figure.subplots()
-    top = found[0].values('loss')[0]        # where it began: a diverged variant is drawn no higher, so that it fits in
+    top = found[0].values('loss')[0]        # the initial loss; a diverged variant is drawn no higher, so that it fits
     lines = defaultdict(list)           # {label: points}
     if kind == 'rows':
         axis.set(xlabel='validation loss')
@@ -613,11 +613,11 @@ def save_picture(found, kind):
 def print_law(found):
     """
     Fits loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) to the variants that ended with a loss.
-    Tries all pairs of exponents; E, A and B minimize the squared relative errors. Raises UserError for too few.
+    Tries all pairs of exponents; E, A and B minimize the squared relative errors. Raises UserError for too few of them.
     """
     ended = [variant for variant in found if variant.loss() < math.inf]
     if len(ended) < 6:
-        raise UserError(f'{len(ended)} variants ended with a loss, but fitting five numbers needs 6; add --variants')
+        raise UserError(f'the fit needs 6 variants that ended with a loss, not {len(ended)}; add more to --variants')
     N, D, losses = np.array([
         (build(model_config(v.options), 'meta').flops_per_token(0) / 6, tokens_of(v.options), v.loss())
         for v in ended]).T
@@ -631,14 +631,14 @@ def print_law(found):
                 laws.append((error, alpha, beta, *factors))
     error, alpha, beta, E, A, B = min(laws)
     print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
-          f'(N weights of matmuls, D tokens; {len(ended)} variants)')
+          f'(N matmul weights, D tokens; {len(ended)} variants)')
 
 def main():
     if train.RANK:
-        sys.stdout = None           # the others print nothing
+        sys.stdout = None           # other processes print nothing
     command = globals().get(f'bench_{what}')
     if not command:
-        raise UserError(f'there is no --what={what}: python bench.py --help lists what there is')
+        raise UserError(f'unknown --what={what}; run python bench.py --help for a list')
     command()
 
 if __name__ == '__main__':

@@ -3437,7 +3437,7 @@ def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch):
     for name, fault in {'model.fused_attention': wrong_attention, 'train.Optimizer.step': wrong_step}.items():
         with monkeypatch.context() as patch:
             patch.setattr(name, fault)
-            with user_error('does not compute what it should'):
+            with user_error('gives wrong results'):
                 run_bench('--what=check')
 
 # -- formats and the toy
@@ -3496,9 +3496,9 @@ def test_a_layer_that_is_not_known_is_an_error_and_not_a_wrong_number(monkeypatc
         patch.setattr('model.MLP.__init__', make_experts)
         model = small_gpt()
         for number in bench.parameters, bench.forward_flops, lambda c: bench.memory(c, 1, 'float32'):
-            with user_error('mlp.experts.0.weight .*not known'):
+            with user_error('mlp.experts.0.weight .*unknown layer'):
                 number(model.config)
-        with user_error('mlp.experts.0.weight .*not known'):
+        with user_error('mlp.experts.0.weight .*unknown layer'):
             bench.diagnose(model, None, None)
 
     monkeypatch.setattr('model.MLP.forward', route)
@@ -3546,7 +3546,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     c = small_config(vocab_size=257, n_layer=4)
     assert bench.memory(c, most, 'float32').total() <= 0.2e9 < bench.memory(c, most + 1, 'float32').total()
     out = run_bench('--what=resources --flop_budget=5.88e23 --tokens=15e12')
-    assert 'most for 7e+10 parameters on 1.4e+12 tokens' in out      # this is Chinchilla
+    assert 'best spent on 7e+10 parameters and 1.4e+12 tokens' in out      # Chinchilla itself
 
 # -- tokenizers
 
@@ -3695,7 +3695,7 @@ def test_a_law_of_scaling_is_found_again(printed):
         variants.append(made_up('', losses, n_layer=layers, max_iters=steps, batch_size=3, block_size=50))
     bench.print_law(variants)
     assert 'loss = 1.70 + 400 / N^0.50 + 900 / D^0.46, off by 0.0%' in printed()
-    with user_error('5 variants ended with a loss'):
+    with user_error('6 variants that ended with a loss, not 5'):
         bench.print_law(variants[:5])
 
 MISTAKES = {*HERE.glob('config/broken_*.py')}
@@ -4098,9 +4098,9 @@ prepare.py --dataset=small.txt --shard_tokens=0 | shard_tokens
 bench.py --what=nonsense | nonsense
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=a:;b:--n_emb=3 | did you mean n_embd
-bench.py --what=compare --variants=a: --picture=row | give rows
-bench.py --what=curves | give folders
-bench.py --what=curves --runs=nowhere | give folders
+bench.py --what=compare --variants=a: --picture=row | use rows
+bench.py --what=curves | use run folders
+bench.py --what=curves --runs=nowhere | use run folders
 '''
 BAD_FILES = {
     'empty.txt': b'',
