@@ -579,7 +579,7 @@ def print_results(found):
 def save_picture(found, kind):
     """
     Draws one row per variant, the best at the top; or the training losses of its first seed; or its final loss against
-    an option, where variants whose names are equal up to the last comma share a line.
+    an option, where variants whose names are equal up to the last comma share a line. The first line is drawn on top.
     The bars show the standard deviation over seeds.
     """
     from matplotlib.figure import Figure
@@ -601,8 +601,8 @@ def save_picture(found, kind):
         for variant in found:
             label, _, _ = variant.name.rpartition(', ')
             lines[label].append((variant.options[kind], min(variant.loss(), top), variant.spread()))
-    for label, points in lines.items():
-        axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=label)
+    for name, points in lines.items():
+        axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=name, zorder=-len(axis.lines))
     if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')

@@ -3665,23 +3665,28 @@ def test_curves_of_several_runs_are_one_table_and_one_picture():
     assert cells['out/b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '1 of 1']
     assert Path('out/curves.png').stat().st_size > 5000
 
-# The best row is drawn last, at the top. A final loss above the first loss is drawn at the first loss.
+# The best row is drawn last, at the top, and the first line on top. A final loss above the first loss is drawn at it.
 SPREAD = 0.5 ** 0.5
 @parametrize('picture, want', [
     ('rows', [(9, 'y, far  400.000', 0), (4.5, 'x, low  4.500', SPREAD), (3, 'x, high  3.000', 0)]),
-    ('learning_rate', [((0.01, 0.1), (4.5, 3), (SPREAD, 0), 'x'), ((1,), (9,), (0,), 'y')]),
-    ('curves', [((1, 2), (9, 3), 'x, high'), ((1, 2), (9, 4), 'x, low'), ((1, 2), (9, 400), 'y, far')]),
+    ('learning_rate', [((0.01, 0.1), (4.5, 3), (SPREAD, 0), 'x', 0), ((1,), (9,), (0,), 'y', -1)]),
+    ('curves', [((1, 2), (9, 3), 'x, high', 0), ((1, 2), (9, 4), 'x, low', -1), ((1, 2), (9, 400), 'y, far', -2)]),
 ])
 def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
+    from matplotlib.axes import Axes
     variants = [
         made_up('x, high', (9, 3), learning_rate=0.1),
         made_up('x, low', (9, 4), (9, 5), learning_rate=0.01),
         made_up('y, far', (9, 400), learning_rate=1.0),
     ]
-    drawn = []
+    drawn, draw = [], Axes.errorbar
+
+    def errorbar(axis, *numbers, fmt, **others):
+        drawn.append((*numbers, *others.values()))
+        draw(axis, *numbers, fmt=fmt, **others)
+
     monkeypatch.setattr('bench.read_variants', lambda: variants)
-    monkeypatch.setattr('matplotlib.axes.Axes.errorbar', lambda axis, *numbers, fmt, **others:
-                        drawn.append((*numbers, *others.values())))
+    monkeypatch.setattr(Axes, 'errorbar', errorbar)
     os.mkdir('out')
     run_bench(f'--what=compare --seeds=0 --picture={picture}')
     assert drawn == want
