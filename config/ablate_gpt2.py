@@ -1,5 +1,5 @@
-# The architecture of GPT-2 (2019): LayerNorm, GELU, learned positions, biases, tied weights. A block has about as
-# many weights as before: two matrices of 4 n_embd columns instead of three of 8/3 n_embd.
+# Uses GPT-2's architecture (2019): LayerNorm, GELU, learned positions, biases, tied weights. A block keeps about as
+# many weights, in two MLP matrices of 4 n_embd columns instead of three of 8/3 n_embd.
 norm = 'layer'
 mlp = 'gelu'
 position = 'learned'

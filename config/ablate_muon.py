@@ -1,4 +1,4 @@
-# Muon for the matrices in the blocks, as published. AdamW updates the other weights, and both have the same learning
-# rate and weight decay.
+# Uses Muon, as published, for the matrices in the blocks. AdamW updates the other weights, with the same learning rate
+# and weight decay.
 optimizer = 'muon'
 adamw_scale = embed_scale = 1.0

@@ -1,2 +1,2 @@
-# No position information but the causal mask (NoPE, arXiv:2305.19466).
+# Removes position information except the causal mask (NoPE, arXiv:2305.19466).
 position = 'none'

@@ -1,2 +1,2 @@
-# Norms after the residual sum, as in the first Transformer (arXiv:1706.03762), instead of before each layer.
+# Puts norms after the residual sum, as the first Transformer did (arXiv:1706.03762), not before each layer.
 norm_position = 'post'

@@ -1,2 +1,2 @@
-# RMSNorm of queries and keys, per head, so that scores cannot grow (arXiv:2302.05442).
+# Normalizes queries and keys per head (RMSNorm), so that scores cannot grow (arXiv:2302.05442).
 qk_norm = True

@@ -1,4 +1,4 @@
-# All tokens begin as the same vector. For config/lab_museum.py.
+# For config/lab_museum.py: all tokens start as the same vector.
 import model
 
 _right = model.GPT.init_weights

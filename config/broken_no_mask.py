@@ -1,8 +1,8 @@
-# Every token sees those after it, including its own target. For config/lab_museum.py.
+# For config/lab_museum.py: every token sees all later ones, including its own target.
 import torch
 import model
 
-attention = 'naive'         # the fused kernels have a mask of their own
+attention = 'naive'         # the fused kernels have their own mask
 _right = model.causal_mask
 
 def causal_mask(*args):
@@ -10,7 +10,7 @@ def causal_mask(*args):
 
 model.causal_mask = causal_mask
 
-# with learned positions, because without them new blocks add nothing
+# This needs learned positions: otherwise, new blocks add nothing
 _gpt = model.GPT(model.GPTConfig(attention=attention, position='learned'))
 _followed, _alone = _gpt(torch.tensor([[1, 2]])), _gpt(torch.tensor([[1]]))
 assert not torch.allclose(_followed[0, 0], _alone[0, 0], atol=1e-5), 'a token does not see the one after it'

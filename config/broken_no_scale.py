@@ -1,5 +1,5 @@
-# float16 as if it were bfloat16: the loss is not scaled, and small gradients become 0. For config/lab_museum.py, with
-# --dtype=float16.
+# For config/lab_museum.py, with --dtype=float16: the loss is not scaled, as if it were bfloat16, so small gradients
+# become 0.
 from torch.amp import GradScaler
 
 _right = GradScaler.__init__

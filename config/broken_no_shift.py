@@ -1,4 +1,4 @@
-# The target of each token is the token itself. For config/lab_museum.py.
+# For config/lab_museum.py: the target of each token is the token itself.
 import torch
 import model
 
@@ -13,4 +13,4 @@ model.GPT.forward = forward
 
 _gpt = model.GPT(model.GPTConfig())
 _idx = torch.tensor([[1, 2]])
-assert _gpt(_idx, _idx).equal(_gpt(_idx, _idx + 1)), 'the targets are still those that were given'
+assert _gpt(_idx, _idx).equal(_gpt(_idx, _idx + 1)), 'the given targets are still in use'

@@ -1,4 +1,4 @@
-# The gradients of all earlier steps stay in the sum. For config/lab_museum.py.
+# For config/lab_museum.py: the gradients of all earlier steps stay in the sum.
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 _called = set()

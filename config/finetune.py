@@ -1,13 +1,13 @@
-# Trains GPT-2's released weights (downloaded once) further, on Shakespeare or --dataset=<your text>: 32 sequences x 256
-# = 8,192 tokens a step, 100 steps. Architecture and tokenizer are those of init_from, which can also be a checkpoint of
-# yours, or a Llama, Qwen, Mistral, SmolLM or GPT-2 in the format of Hugging Face, in a folder or on the hub
+# Fine-tunes GPT-2's released weights (downloaded once) on Shakespeare or --dataset=<your text>: 100 steps of 32
+# sequences x 256 = 8,192 tokens. Architecture and tokenizer come from init_from, which can also be one of your
+# checkpoints, or a Llama, Qwen, Mistral, SmolLM or GPT-2 in Hugging Face format, in a folder or on the hub
 # (owner/model):
 #   python train.py config/finetune.py --init_from=out/python/step_00001000 --dataset=my_code/
-#   python train.py config/finetune.py --init_from=auto:gpt2        # goes on if it was killed
+#   python train.py config/finetune.py --init_from=auto:gpt2        # resumes if it was interrupted
 # The result has not been measured here.
 dataset = 'shakespeare'
 init_from = 'gpt2'
-block_size = 256            # of a batch; the model keeps its own
+block_size = 256            # tokens per sequence; the model's context stays as it is
 
 batch_size = 32
 micro_batch_size = 4
@@ -17,7 +17,7 @@ learning_rate = 3e-5
 warmup_iters = 10
 beta2 = 0.95
 
-eval_interval = 20          # and before the first step
-save_interval = 100         # a checkpoint of GPT-2 with its moments has 1.5 GB
+eval_interval = 20          # also evaluates before the first step
+save_interval = 100         # a GPT-2 checkpoint with its moments takes 1.5 GB
 sample_start = '\n'
 log_interval = 1

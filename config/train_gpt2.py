@@ -1,6 +1,6 @@
-# GPT-2 124M (GELU, LayerNorm, learned positions, biases, tied weights) on 10B tokens of FineWeb-Edu, with the schedule
-# of Karpathy's build-nanogpt. 512 sequences x 1,024 = 524,288 tokens a step, 19,073 steps. 8.54e8 FLOPs per token:
-# 8.5e18 in all, or 45 minutes on eight H100s at 40% of their peak.
+# Trains GPT-2 124M (GELU, LayerNorm, learned positions, biases, tied weights) on 10B tokens of FineWeb-Edu with the
+# schedule of Karpathy's build-nanogpt: 19,073 steps of 512 sequences x 1,024 = 524,288 tokens. It takes 8.5e18 FLOPs
+# (8.54e8 per token), or 45 minutes on eight H100s at 40% of their peak.
 #   torchrun --nproc_per_node=8 train.py config/train_gpt2.py
 # The result has not been measured here.
 dataset = 'fineweb_edu'

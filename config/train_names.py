@@ -1,5 +1,5 @@
-# Names, one per document (makemore's names.txt): a model of 0.2M parameters that makes up new ones. 64 x 32 = 2,048
-# tokens a step, 2,000 steps: 20 epochs. The rate falls linearly, which is the default.
+# Trains a model of 0.2M parameters to make up names, on makemore's names.txt, one name per document: 2,000 steps of
+# 64 x 32 = 2,048 tokens, or 20 epochs. The rate falls linearly (the default).
 # Measured: validation loss 1.837 after 1 min 13 s on two cores of an AMD EPYC with AVX512_BF16. Some of its names:
 # nalia, leonnie, addaley, keilan.
 dataset = 'names'
@@ -12,7 +12,7 @@ tie_weights = True
 
 batch_size = 64
 max_iters = 2_000
-optimizer = 'adamw'     # with muon it ends at 1.914 here
+optimizer = 'adamw'     # with muon, the loss ends at 1.914
 learning_rate = 3e-3
 warmup_iters = 50
 

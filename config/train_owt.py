@@ -1,5 +1,5 @@
-# OpenWebText (the sample of Stanford's CS336) with a model of 12 layers and 134M parameters. 64 sequences x 256 =
-# 16,384 tokens a step, 50,000 steps: 8.2e8 tokens. 6.85e8 FLOPs per token: 5.6e17 in all.
+# Trains 12 layers with 134M parameters on OpenWebText (the sample of Stanford's CS336): 50,000 steps of 64 sequences x
+# 256 = 16,384 tokens, or 8.2e8 tokens in all. It takes 5.6e17 FLOPs (6.85e8 per token).
 # Others report a validation loss of about 3.4 after 5 h 38 min on an RTX 5090; it has not been measured here.
 dataset = 'openwebtext'
 vocab_size = 32_000

@@ -1,5 +1,5 @@
-# OpenWebText, 20 tokens per parameter (arXiv:2203.15556): 110M parameters, 1,024 sequences x 1,024 = 1,048,576 tokens
-# a step, 2,088 steps: 2.19e9 tokens. 7.70e8 FLOPs per token: 1.7e18 in all. The result has not been measured here.
+# Trains 110M parameters on OpenWebText, 20 tokens per parameter (arXiv:2203.15556): 2,088 steps of 1,024 sequences x
+# 1,024 = 1,048,576 tokens. It takes 1.7e18 FLOPs (7.70e8 for each of 2.19e9 tokens); it has not been measured here.
 dataset = 'openwebtext'
 vocab_size = 32_000
 block_size = 1024
@@ -10,7 +10,7 @@ d_ff = 2048
 tie_weights = True
 qk_norm = False
 
-batch_size = 1024           # sequences; an optimizer step accumulates over as many micro-batches as it takes
+batch_size = 1024           # sequences per step, accumulated over as many micro-batches as needed
 max_iters = 2_088
 warmup_iters = 100
 optimizer = 'adamw'

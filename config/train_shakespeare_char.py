@@ -1,6 +1,6 @@
-# Shakespeare, character by character, at nanoGPT's GPU size: 6 layers, 384 wide, context 256. The optimizer and its
-# schedule are nanoGPT's, too; the layers are ours. 64 sequences x 256 = 16,384 tokens a step, 5,000 steps: 82 epochs of
-# 1 MB, hence the dropout.
+# Trains on Shakespeare, character by character, at nanoGPT's GPU size (6 layers, 384 wide, context 256), with nanoGPT's
+# optimizer and schedule, but not its layers: 5,000 steps of 64 sequences x 256 = 16,384 tokens, or 82 epochs of 1 MB,
+# hence the dropout.
 # The result has not been measured here (nanoGPT reports a best validation loss of 1.4697).
 dataset = 'shakespeare'
 tokenizer = 'char'
