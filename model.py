@@ -1,20 +1,20 @@
 """
-The whole Transformer: layers, losses, attention, KV cache, and checkpoints that Hugging Face opens.
+Defines the Transformer: layers, losses, attention, KV cache, and checkpoints that Hugging Face's libraries can load.
 
     model = GPT(GPTConfig(vocab_size=1024, n_layer=3, n_head=4, n_embd=256, block_size=128))
     logits = model(idx)             # (B, T, vocab_size); idx is (B, T) int64
     loss = model(idx, targets)      # a scalar, in nats per token
 
-Llama-style by default: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
+The default is Llama-style: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
 (arXiv:2002.05202), no biases, and norms of queries and keys as in Qwen3. GPT-2 is `GPTConfig(**GPT2)`, and the
-ablations are other values of the last fields. Modules have the names of Hugging Face's Llama, so a checkpoint is the
+ablations are other values of the last fields. Modules are named as in Hugging Face's Llama, so a checkpoint is the
 state_dict without padding and without a tied head.
 
-Mixed precision is explicit, without autocast: in training, weights are float32 (sample.py may cast them); activations
+Mixed precision is explicit, without autocast. In training, weights are float32 (sample.py may cast them), activations
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
 float32.
 
-The core ends with GPT. The reference after it is machines, Hugging Face's files, checkpoints and GGUF.
+The core ends with GPT. The rest is reference: machines, Hugging Face's files, checkpoints and GGUF.
 """
 import ctypes
 import json
@@ -50,28 +50,28 @@ CHOICES = dict(
 
 @dataclass
 class GPTConfig:
-    block_size: int = 128           # the longest context, in tokens
+    block_size: int = 128           # longest context, in tokens
     vocab_size: int = 4096
     n_layer: int = 3
     n_head: int = 4
-    n_kv_head: int = 0              # heads of keys and values (GQA, arXiv:2305.13245); 0: n_head
+    n_kv_head: int = 0              # number of key and value heads, for GQA, arXiv:2305.13245 (0: n_head)
     n_embd: int = 128
-    head_dim: int = 0               # size of a query, key or value; 0: n_embd / n_head
-    d_ff: int = 0                   # width inside the MLP; 0: for swiglu 8/3 n_embd, in multiples of 64; else 4 n_embd
+    head_dim: int = 0               # size of each query, key and value (0: n_embd / n_head)
+    d_ff: int = 0                   # MLP width (0: 4 n_embd; for swiglu 8/3 n_embd, rounded up to a multiple of 64)
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0        # as in Llama 3, slow rotations are this many times slower (8 in 3.1, 32 in 3.2)
+    rope_factor: float = 1.0        # slows slow rotations down by this factor, as Llama 3 does (8 in 3.1, 32 in 3.2)
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
-    qkv_bias: bool = False          # biases of queries, keys and values alone (as in Qwen2)
-    nope_every: int = 0             # each so-many-th layer has no rope (4 in SmolLM3); 0: all have it
-    tie_weights: bool = False       # lm_head is the embedding
+    qkv_bias: bool = False          # biases for queries, keys and values only (as in Qwen2)
+    nope_every: int = 0             # every nope_every-th layer has no rope (4 in SmolLM3; 0: all have rope)
+    tie_weights: bool = False       # lm_head shares the embedding's weights
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
     norm: str = 'rms'               # rms, layer, none
     norm_position: str = 'pre'      # pre, post
     position: str = 'rope'          # rope, learned (with GPT-2's initialization), none
     mlp: str = 'swiglu'             # swiglu, silu, gelu
-    value_embeds: bool = False      # every other layer looks up an embedding of each token for its values, too
+    value_embeds: bool = False      # every other layer adds an embedding of each token to its values
     attention: str = 'flash'        # flash (torch's fused kernels), naive
 
     def __post_init__(self):
@@ -82,25 +82,24 @@ class GPTConfig:
 
         for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'head_dim', 'd_ff'):
             if getattr(self, name) < 1:
-                raise UserError(f'{name} = {getattr(self, name)}: give 1 or more')
+                raise UserError(f'{name} = {getattr(self, name)} is too small; use 1 or more')
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
-                raise UserError(f'{name} = {getattr(self, name)!r}: give one of {", ".join(choices)}')
+                raise UserError(f'{name} = {getattr(self, name)!r} is unknown; use one of {", ".join(choices)}')
         if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
-            raise UserError(f'n_head = {self.n_head} must divide n_embd = {self.n_embd}, and n_kv_head = '
-                            f'{self.n_kv_head} must divide n_head: change one of them')
+            raise UserError(f'n_head = {self.n_head} does not divide n_embd = {self.n_embd}, or n_kv_head = '
+                            f'{self.n_kv_head} does not divide n_head; change one of them')
         if self.position == 'rope' and self.head_dim % 2:
-            raise UserError(f'rope rotates pairs: head_dim (or n_embd / n_head) = {self.head_dim} must be even')
+            raise UserError(f'rope rotates pairs, but head_dim (or n_embd / n_head) = {self.head_dim}; make it even')
         if not 0 <= self.dropout < 1:
-            raise UserError(f'dropout = {self.dropout}: give 0 or more, and less than 1')
+            raise UserError(f'dropout = {self.dropout} is out of range; use 0 or more, and less than 1')
 
 # Fields that are not saved, because a trained model computes the same without them. If you change what a model
-# computes, add another field: without one, checkpoints would be those of a Llama or Qwen3, and transformers would
-# compute that.
+# computes, add a field: otherwise checkpoints would claim to be a Llama or Qwen3, and transformers would compute that.
 TRAINING_FIELDS = 'dropout', 'attention'
 
-# The fields of other people's models, written out so that the defaults above may change. If you add a field, its
-# default has to mean "without it", because these do not list it. GPTConfig(**GPT2) has 124,439,808 parameters.
+# The fields of other models, written out so that the defaults above may change. If you add a field, its default must
+# mean "without it", because these do not list it. GPTConfig(**GPT2) has 124,439,808 parameters.
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qkv_bias=False, nope_every=0, qk_norm=False,
               norm_position='pre', value_embeds=False)
 GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
@@ -108,70 +107,70 @@ GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_
 LLAMA = dict(SHARED, norm_eps=1e-6, bias=False, tie_weights=False, norm='rms', position='rope', mlp='swiglu')
 
 # -----------------------------------------------------------------------------
-# functions, written out. Only the tests call softmax, silu, gelu and cross_entropy: the layers use torch's, which are
-# faster. Attention takes the faster one of its two forms
+# Functions, written out. Only the tests call softmax, silu, gelu and cross_entropy, because the layers use torch's
+# faster ones. Attention uses the faster of its two versions.
 
 def upcast(x):
-    """x in float32, or in float64 if it already is: norms, softmax and the loss are computed in it."""
+    """Returns x in float32, or unchanged if it is float64. Norms, softmax and the loss are computed in that dtype."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 def softmax(x, dim):
-    """exp(x) / sum(exp(x)) along dim; the largest element is subtracted first, so that nothing overflows."""
+    """Returns exp(x) / sum(exp(x)) along dim. The largest element is subtracted first, so that nothing overflows."""
     e = (x - x.amax(dim, keepdim=True)).exp()
     return e / e.sum(dim, keepdim=True)
 
 def silu(x):
-    """x * sigmoid(x)"""
+    """Returns x * sigmoid(x)."""
     return x * torch.sigmoid(x)
 
 def gelu(x):
-    """GPT-2's tanh form of x * Phi(x) (arXiv:1606.08415)."""
+    """Returns GPT-2's tanh approximation of x * Phi(x) (arXiv:1606.08415)."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x ** 3)
     return 0.5 * x * (1 + torch.tanh(inner))
 
 def cross_entropy(logits, targets):
-    """Mean of -log softmax(logits)[target] in nats: logits (..., vocab), targets (...) -> a scalar."""
+    """Returns the mean of -log softmax(logits)[target] in nats. logits (..., vocab), targets (...) -> a scalar"""
     logits = logits - logits.amax(-1, keepdim=True)
     target_logits = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     log_sum = logits.exp().sum(-1).log()
     return (log_sum - target_logits).mean()
 
 def causal_mask(positions, S):
-    """Which of S keys a query may see: up to its own position. positions (..., T) -> bool (..., 1, T, S)"""
+    """Returns which of S keys a query may see: those up to its position. positions (..., T) -> bool (..., 1, T, S)"""
     keys = torch.arange(S, device=positions.device)
     return keys <= positions[..., None, :, None]
 
 def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     """
     Returns softmax(q k^T / sqrt(hs)) v, like torch's function of this name: q (..., nh, T, hs), k and v
-    (..., nkv, S, hs) -> (..., nh, T, hs). If there are fewer heads of keys, each serves nh / nkv heads of queries.
-    mask, broadcast to (..., nh, T, S): True where a query may look, or numbers to add before the softmax. causal, in
-    place of a mask: a query sees the keys up to its own position.
+    (..., nkv, S, hs) -> (..., nh, T, hs). Each key head serves nh / nkv query heads. mask, broadcast to
+    (..., nh, T, S): True where a query may look, or numbers to add before the softmax. causal, instead of a mask: a
+    query sees the keys up to its own position.
     """
     *heads, T, hs = q.shape
     S = k.size(-2)
     assert mask is None or not causal
     if causal:
         mask = causal_mask(torch.arange(T, device=q.device), S)
-    rows = q.reshape(*k.shape[:-2], -1, hs)         # heads that share keys become the rows of one matrix
+    rows = q.reshape(*k.shape[:-2], -1, hs)         # Query heads that share keys are stacked in one matrix
     att = (rows @ k.mT / math.sqrt(hs)).view(*heads, T, S)
     if mask is not None:
         att = att.masked_fill(~mask, float('-inf')) if mask.dtype == torch.bool else att + mask
-    # torch's softmax: through the one above, autograd would also follow the maximum, for nothing
+    # Use torch's softmax: with the one above, autograd would also differentiate the maximum, needlessly.
     att = F.dropout(F.softmax(upcast(att), -1).to(v.dtype), dropout)
     return (att.view(*rows.shape[:-1], S) @ v).view(*heads, T, -1)
 
 def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     """
-    Computes the same with torch's kernels, which hold no (T, S) matrix in memory and are fastest without a mask. On a
-    Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
+    Does the same as scaled_dot_product_attention with torch's fused kernels, which store no (T, S) matrix and are
+    fastest without a mask. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
     if faster_written_out(q):
         return scaled_dot_product_attention(q, k, v, mask, causal, dropout)
     dtype, group = q.dtype, q.size(-3) // k.size(-3)
-    if group > 1:               # with enable_gqa, torch would not take its fastest kernels everywhere
+    if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-    if q.device.type == 'cpu':          # its backward pass is 5 times as fast in float32 as in 16 bits
+    if q.device.type == 'cpu':          # A CPU's backward pass is 5 times as fast in float32 as in 16 bits
         q, k, v = upcast(q), upcast(k), upcast(v)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
@@ -179,8 +178,8 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
 
 def faster_written_out(q):
     """
-    Returns whether q is bfloat16, compiled on a CPU, with up to 512 positions. A step of 6 layers of width 256 is then
-    8% faster without torch's kernels.
+    Returns whether q is bfloat16 with up to 512 positions, in code compiled for a CPU. A step of 6 layers of width 256
+    is then 8% faster without torch's kernels.
     """
     compiled_on_cpu = q.device.type == 'cpu' and torch.compiler.is_compiling()
     return compiled_on_cpu and q.dtype == torch.bfloat16 and q.size(-2) <= 512
@@ -189,8 +188,8 @@ LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_e
 
 def rope_slowdown(freqs, factor):
     """
-    Returns what Llama 3.1 multiplies rope's frequencies by: 1 for 4 or more turns in 8,192 tokens, 1 / factor for at
-    most one turn, and values between for the others.
+    Returns the factors by which Llama 3.1 multiplies rope frequencies: 1 for 4 or more turns in 8,192 tokens,
+    1 / factor for at most one turn, and values in between for the others.
     """
     low, high, length = LLAMA3.values()
     turns = freqs * length / (2 * math.pi)
@@ -198,30 +197,30 @@ def rope_slowdown(freqs, factor):
     return kept + (1 - kept) / factor
 
 def rope_freqs(hs, theta):
-    """theta^(-2i/hs) for each of the hs/2 pairs of a head"""
+    """Returns theta^(-2i/hs) for each of the hs/2 pairs of a head."""
     return theta ** -(torch.arange(0, hs, 2).float() / hs)
 
 def rope_angles(positions, hs, theta, factor=1.0):
-    """positions (T,) -> cos, sin (T, hs/2) of position * frequency; factor: as in rope_slowdown."""
+    """Returns cos and sin of position * frequency. factor: see rope_slowdown. positions (T,) -> (T, hs/2) each"""
     freqs = rope_freqs(hs, theta)
-    freqs = freqs * rope_slowdown(freqs, factor)        # by exactly 1 if the factor is 1
+    freqs = freqs * rope_slowdown(freqs, factor)        # multiplies by exactly 1 if factor is 1
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
 def has_rope(config, layer):
-    """Returns whether queries and keys of this layer are rotated, if the model has rope."""
+    """Returns whether this layer rotates its queries and keys, if the model has rope."""
     return config.nope_every == 0 or (layer + 1) % config.nope_every != 0
 
 def apply_rope(x, cos, sin):
     """
-    Rotates each pair (x[i], x[i + hs/2]) of a head by its angle, the half-split layout of Hugging Face's Llama:
-    x (..., hs), cos and sin (..., hs/2) -> (..., hs).
+    Rotates each pair (x[i], x[i + hs/2]) of a head by its angle, in the half-split layout of Hugging Face's Llama.
+    x (..., hs), cos and sin (..., hs/2) -> (..., hs)
     """
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 # -----------------------------------------------------------------------------
-# layers. Their matrices are zero until GPT.init_weights fills them
+# Layers. Their matrices are zero until GPT.init_weights fills them.
 
 class Linear(nn.Module):
     def __init__(self, d_in, d_out, bias=False):
@@ -242,7 +241,7 @@ class Embedding(nn.Module):
         return F.embedding(idx, self.weight)       # weight[idx], with a faster backward
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight"""
+    """Computes x / rms(x) * weight."""
     def __init__(self, d, eps):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(d)), eps
@@ -253,7 +252,7 @@ class RMSNorm(nn.Module):
         return (f * self.weight).to(x.dtype)
 
 class LayerNorm(RMSNorm):
-    """(x - mean) / std * weight + bias (arXiv:1607.06450)"""
+    """Computes (x - mean) / std * weight + bias (arXiv:1607.06450)."""
     def __init__(self, d, eps, bias):
         super().__init__(d, eps)
         self.bias = nn.Parameter(torch.zeros(d)) if bias else 0.0
@@ -272,8 +271,8 @@ def make_norm(config):
 
 class ValueEmbedding(nn.Module):
     """
-    What a layer adds to its values: an embedding of each token (arXiv:2410.17897), times a gate for each head that
-    reads up to 12 channels (as in nanochat). x (B, T, C), idx (B, T) -> (B, T, nkv, hs)
+    Computes what a layer adds to its values: an embedding of each token (arXiv:2410.17897), times a gate per head that
+    reads up to 12 channels of x (as in nanochat). x (B, T, C), idx (B, T) -> (B, T, nkv, hs)
     """
     def __init__(self, config):
         super().__init__()
@@ -289,13 +288,13 @@ class ValueEmbedding(nn.Module):
 
 @dataclass
 class PassInfo:
-    """What all layers of a forward pass see besides x (B, T, n_embd)."""
-    idx: torch.Tensor           # the tokens (B, T)
+    """Holds what all layers of a forward pass see besides x (B, T, n_embd)."""
+    idx: torch.Tensor           # token ids (B, T)
     positions: torch.Tensor     # their positions (B or 1, T)
-    cos_sin: torch.Tensor       # of rope (2, B or 1, T, 1, hs/2), the same for all heads; or None
-    mask: torch.Tensor          # see scaled_dot_product_attention; None: causal
+    cos_sin: torch.Tensor       # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
+    mask: torch.Tensor          # see scaled_dot_product_attention (None: causal)
     cache: object               # a KVCache, or None
-    decode: bool                # each text gets one more token, and its other keys are in the cache
+    decode: bool                # whether each text gets one more token; its other keys are in the cache
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -309,12 +308,12 @@ class Attention(nn.Module):
         self.o_proj = Linear(width, c.n_embd, c.bias)
         norm = RMSNorm if c.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
-        # in the last layer and every other one before it
+        # The last layer and every other one before it have a value embedding.
         has_values = c.value_embeds and (c.n_layer - layer) % 2 == 1
         self.value_embed = ValueEmbedding(config) if has_values else None
 
     def forward(self, x, info):
-        """x (B, T, C) -> (B, T, C)"""
+        """Computes attention within each text. x (B, T, C) -> (B, T, C)"""
         c = self.config
         B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
@@ -331,7 +330,7 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         attend = fused_attention
-        if c.attention == 'naive' or info.decode:        # kernels are slower for a single query
+        if c.attention == 'naive' or info.decode:        # torch's kernels are slower for a single query
             attend = scaled_dot_product_attention
         y = attend(q, k, v, info.mask, info.mask is None, c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
@@ -367,22 +366,21 @@ class Block(nn.Module):
         if self.pre:
             x = x + self.self_attn(self.input_layernorm(x), info)
             return x + self.mlp(self.post_attention_layernorm(x))
-        # the same two norms, each after its sum
+        # Post-norm: the same two norms, each after its sum.
         x = self.input_layernorm(x + self.self_attn(x, info))
         return self.post_attention_layernorm(x + self.mlp(x))
 
 class KVCache:
     """
-    Keys and values of all layers for a batch of texts. GPT.prefill fills it with whole prompts, then GPT.decode adds
-    one token to each text at a time. `lengths` says how many tokens each text has; what lies beyond them is masked.
-    Each Attention has one slot, so a layer that ran twice would need two. To reorder texts, index k, v and lengths, in
-    place.
+    Stores keys and values of all layers for a batch of texts. GPT.prefill fills it with prompts, then GPT.decode adds
+    one token to each text at a time. `lengths` counts the tokens of each text; later positions are masked. Each layer
+    has one slot, so a layer that runs twice would need two. To reorder texts, index k, v and lengths in place.
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.head_dim)
         with device:
-            # one tensor per layer: if they shared one, compiled code would copy all of it at every step
+            # Each layer has its own tensor, because compiled code would copy all of a shared one at every step.
             self.k = [torch.zeros(shape, dtype=model.compute_dtype) for _ in range(config.n_layer)]
             self.v = [torch.zeros_like(k) for k in self.k]
             self.lengths = torch.zeros(batch, dtype=torch.int64)
@@ -394,33 +392,32 @@ class KVCache:
 
     def update(self, layer, info, k, v):
         """
-        Stores keys and values (B, nkv, T, hs) of a layer. Returns those that the queries may look at: all that are
-        stored, or only the given ones while prompts are read.
+        Stores a layer's keys and values (B, nkv, T, hs). Returns those that the queries may look at: all stored ones
+        in decode, or only the new ones in prefill.
         """
-        # rows (B, 1) and positions (B or 1, T) choose places (B, T) of each head
+        # rows (B, 1) and positions (B or 1, T) together select (B, T) entries of each head.
         self.k[layer][self.rows, :, info.positions] = k.transpose(1, 2)
         self.v[layer][self.rows, :, info.positions] = v.transpose(1, 2)
         return (self.k[layer], self.v[layer]) if info.decode else (k, v)
 
 def tied_std(config):
     """
-    Returns the standard deviation of an embedding that is also the head. It is chosen so that the loss of a new model
-    is little above log(vocab_size), that of equally likely tokens. Blocks add nothing at first, and the last norm
-    divides the embedding by its std, so that a token's logit for itself is about n_embd * std, and the others are near
-    0. If that is log(1 + vocab_size / 12), the loss starts about log(1 + 1/12) above log(vocab_size).
+    Returns the standard deviation of an embedding that is also the head. It is chosen so that a new model's loss is
+    just above log(vocab_size), the loss of equally likely tokens. Blocks add nothing at first, and the last norm
+    divides the embedding by its std, so a token's logit for itself is about n_embd * std, and the others are near 0.
+    If that logit is log(1 + vocab_size / 12), the loss starts about log(1 + 1/12) above log(vocab_size).
     """
     return min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
 
 class GPT(nn.Module):
-    pad_to = 64             # a vocabulary of more than 1,024 is padded to a multiple, because GPUs are faster then
+    pad_to = 64             # pads vocabularies above 1,024 to a multiple of this, because GPUs are then faster
 
     def __init__(self, config):
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
-        self.saved_dtype = None         # of the weights in a checkpoint: that of the model it began with; None: as here
-        # The padding exists only in this class: its rows are zero, it never gets a probability, and it is in no
-        # checkpoint.
+        self.saved_dtype = None         # dtype of checkpoint weights: that of the loaded model (None: as here)
+        # The padding exists only in this class: its rows are zero, it gets no probability, and checkpoints omit it.
         self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
         rows = config.vocab_size + self.padding
         self.model = nn.ModuleDict(dict(
@@ -436,13 +433,13 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self):
         """
-        Fills each matrix with normal numbers, cut off at 3 standard deviations. The standard deviation is in `table`,
-        by the name of the layer, or else it is sqrt(2 / (d_in + d_out)). With learned positions it is 0.02, as in
-        GPT-2, and for o_proj and down_proj 0.02 / sqrt(2 n_layer). Weights of norms stay 1; biases and the padding 0.
+        Fills each matrix from a normal distribution, truncated at 3 standard deviations. The standard deviation is in
+        `table`, by layer name, or else sqrt(2 / (d_in + d_out)). With learned positions it is 0.02, as in GPT-2, and
+        0.02 / sqrt(2 n_layer) for o_proj and down_proj. Norm weights stay 1; biases and the padding stay 0.
         """
         c = self.config
         table = dict(embed_tokens=tied_std(c) if c.tie_weights else 0.5, embed_values=0.02, o_proj=0.0,
-                     down_proj=0.0)         # blocks add nothing at first
+                     down_proj=0.0)         # Blocks add nothing at first
         if c.position == 'learned':
             table = dict.fromkeys(('o_proj', 'down_proj'), 0.02 / math.sqrt(2 * c.n_layer))
         for name, w in self.named_parameters():
@@ -454,23 +451,23 @@ class GPT(nn.Module):
             w[c.vocab_size:] = 0
 
     def tie_and_tabulate(self):
-        """Makes what a checkpoint does not hold: the head if it is the embedding, and the tables of rope."""
+        """Rebuilds what a checkpoint omits: a tied head and the rope tables."""
         c = self.config
         if c.tie_weights:
             self.lm_head.weight = self.model.embed_tokens.weight
-        # not on the device 'meta': there torch would import its compiler for them, which takes 1.4 s
+        # Skip the tables on the 'meta' device, where torch would import its compiler for them (1.4 s).
         if c.position == 'rope' and not self.lm_head.weight.is_meta:
             # (block_size, hs/2) each
             tables = rope_angles(torch.arange(c.block_size), c.head_dim, c.rope_theta, c.rope_factor)
             self.register_buffer('cos_sin', torch.stack(tables), persistent=False)
 
     def run_layers(self, idx, cache=None, decode=False):
-        """idx (B, T) -> x (B, T, n_embd); cache, decode: see PassInfo"""
+        """Runs all but the head. cache, decode: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
         c, T = self.config, idx.size(1)
-        assert T <= c.block_size, f'{T} tokens do not fit the context of {c.block_size}'
-        # Without a mask, attention is causal, the fastest case. For another mask, or numbers to add to the scores, set
-        # mask (B or 1, nh or 1, T, S) in both cases. There are S = cache.size or T keys. A mask for some layers
-        # alone is another field of PassInfo, which Attention takes by self.layer.
+        assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
+        # Without a mask, attention is causal, the fastest case. For another mask, or for numbers to add to the scores,
+        # set mask (B or 1, nh or 1, T, S) in both cases, for S = cache.size or T keys. For a mask of some layers only,
+        # add a field to PassInfo and let Attention select it by self.layer.
         if decode:
             positions = cache.lengths[:, None]
             mask = causal_mask(positions, cache.size)
@@ -490,19 +487,20 @@ class GPT(nn.Module):
         return self.model.norm(x)
 
     def logits(self, x):
-        """x (..., n_embd) -> logits (..., vocab_size) in float32"""
+        """Returns the logits in float32, without padding. x (..., n_embd) -> (..., vocab_size)"""
         return upcast(self.lm_head(x))[..., :self.config.vocab_size]
 
     def forward(self, idx, targets=None):
         """
-        idx (B, T) -> logits (B, T, vocab_size), or, with targets (B, T), the mean loss in nats over those that are not
-        -100. A second loss, such as that of a mixture of experts, is added here, but only if self.training, because
-        evaluate() calls this, too. Let layers leave it in an attribute of the model, where training_step finds it.
+        Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats over all
+        targets but -100. Add a second loss, such as that of a mixture of experts, here, but only if self.training,
+        because evaluate() calls this, too. Layers can leave it in an attribute of the model, where training_step can
+        read it.
         """
         x = self.run_layers(idx)
         if targets is None:
             return self.logits(x)
-        # with the padding, because a GPU reads rows of odd length slowly; label smoothing needs self.logits(x), without
+        # Keep the padding, because a GPU reads rows of odd length slowly. Label smoothing needs self.logits(x) instead.
         logits = upcast(self.lm_head(x))
         if self.padding:
             logits[..., self.config.vocab_size:] = float('-inf')
@@ -510,8 +508,8 @@ class GPT(nn.Module):
 
     def prefill(self, idx, lengths, cache):
         """
-        Fills a cache with whole texts: idx (B, T) is padded at the end, and lengths (B,) says how many tokens of each
-        count. Returns the logits (B, vocab_size) of the token after each.
+        Fills a cache with prompts: idx (B, T) is padded at the end, and lengths (B,) are the token counts without
+        padding. Returns the logits (B, vocab_size) of the token after each.
         """
         x = self.run_layers(idx, cache)
         cache.empty = False
@@ -525,30 +523,30 @@ class GPT(nn.Module):
         return self.logits(x)[:, 0]
 
     def num_params(self):
-        """Parameters of the model, without the padding of the vocabulary; tied weights count once."""
+        """Returns the number of parameters, without vocabulary padding. Tied weights count once."""
         copies = 1 if self.config.tie_weights else 2
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
     def flops_per_token(self, T=None):
         """
-        Returns the training FLOPs per token: 6 per weight of a matmul, head included, plus 12 n_layer n_head head_dim T
+        Returns the training FLOPs per token: 6 per matmul weight, including the head, plus 12 n_layer n_head head_dim T
         for attention.
         """
         c = self.config
         T = c.block_size if T is None else T
         matrices = [w for name, w in self.model.layers.named_parameters() if w.dim() > 1 and 'embed_values' not in name]
-        assert all(w.dim() == 2 for w in matrices), 'FLOPs of a weight with more than two dimensions: add them here'
+        assert all(w.dim() == 2 for w in matrices), 'FLOPs of weights with over two dimensions are unknown; add them'
         weights = sum(w.numel() for w in matrices) + c.vocab_size * c.n_embd
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
-# End of the core. What follows is reference: machines, Hugging Face's files, checkpoints, GGUF.
+# End of the core. The rest is reference: machines, Hugging Face's files, checkpoints, GGUF.
 #
-# The machine. In all files, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options of
+# The machine. In all files, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with
 # these names may also be 'auto', and only a script's main() reads them.
 
-# dense bf16 FLOP/s (fp16 of V100 and T4), without sparsity, from the data sheets and architecture papers of NVIDIA and
-# AMD. RTX 3060 and 4070: twice the FLOP/s of their shaders, as in the papers for the other GeForce cards
+# Dense bf16 FLOP/s (fp16 for V100 and T4), without sparsity, from data sheets and architecture papers of NVIDIA and
+# AMD. RTX 3060 and 4070 have twice the FLOP/s of their shaders, as the other GeForce cards have in their papers.
 PEAK_FLOPS = {
     'GB200': 2500e12, 'B300': 2250e12, 'B200': 2250e12, 'GH200': 989e12, 'H200': 989e12, 'H20': 148e12,
     'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12, 'MI300X': 1307e12,
@@ -565,15 +563,15 @@ def choose_device(device, local_rank=0):
     """
     known = ['cpu']
     if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
-        known.append('mps')         # several processes cannot add up gradients on an Apple GPU
+        known.append('mps')         # Several processes cannot add up gradients on an Apple GPU
     if torch.cuda.is_available():
         known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
     only_cpu = ''
     if sys.platform != 'darwin' and not (torch.version.cuda or torch.version.hip):
-        only_cpu = '; this torch is a build for CPUs, and pytorch.org has one for GPUs'
+        only_cpu = '; this torch is a CPU build, but pytorch.org has GPU builds'
     if device == 'auto':
         device = 'cuda' if 'cuda:0' in known else known[-1]
-        if only_cpu and local_rank == 0 and shutil.which('nvidia-smi'):         # comes with the driver
+        if only_cpu and local_rank == 0 and shutil.which('nvidia-smi'):         # nvidia-smi comes with the driver
             print(f'the NVIDIA GPU of this machine is not used{only_cpu}', file=sys.stderr)
     if device == 'cuda':
         device = f'cuda:{local_rank}'
@@ -584,10 +582,10 @@ def choose_device(device, local_rank=0):
 
 def choose_dtype(dtype, device, texts=0, compiled=False):
     """
-    Returns the name of the type. 'auto' means bfloat16 if a GPU has it or a CPU is fast at it, float16 on a GPU that
-    has only that, and float32 elsewhere. texts: how many a CPU generates at once. For them float16 is best if matrices
-    can be packed, which compiled code does not do. For a single text, reading half the bytes counts more than slow
-    arithmetic: with AVX2 alone, bfloat16 makes 1.6 times as many tokens a second as float32. Raises UserError.
+    Returns the name of the dtype. 'auto' means bfloat16 on a GPU that supports it or a CPU that is fast at it, float16
+    on a GPU that supports only that, and float32 elsewhere. texts: how many texts a CPU generates at once. For these,
+    float16 is best if matrices can be packed, which compiled code does not do. For one text, reading half the
+    bytes outweighs slow arithmetic: with only AVX2, bfloat16 generates 1.6 times as fast as float32. Raises UserError.
     """
     if device == 'mps' and dtype in ('bfloat16', 'float16') and torch.__version__ < (2, 13):
         raise UserError(f'{dtype} on an Apple GPU sees up to three future tokens before torch 2.13 (pytorch issue '
@@ -608,38 +606,38 @@ def choose_dtype(dtype, device, texts=0, compiled=False):
 
 def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
     """
-    Returns whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD's cores. Intel's
-    cores with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate it.
+    Returns whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD cores. Intel
+    cores with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate bfloat16.
     """
-    with suppress(OSError):         # only Linux has this file
+    with suppress(OSError):         # Only Linux has this file
         text = Path(cpuinfo).read_text()
         return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
     return False
 
 def can_pack(device):
-    """Returns whether FBGEMM, which packs float16 matrices, is available: on x86 with AVX2."""
+    """Returns whether FBGEMM, which packs float16 matrices, is available (on x86 with AVX2)."""
     return device == 'cpu' and 'fbgemm' in torch.backends.quantized.supported_engines
 
 def choose_compile(compile, device, flops=0.0):
     """
-    Returns whether to compile. 'auto' means: if that is possible, and pays for this many FLOPs. Raises UserError if it
-    is asked for and not possible.
+    Returns whether to compile. 'auto' compiles if that is possible and saves time over this many FLOPs. Raises
+    UserError if compiling is requested but not possible.
     """
     if 'cuda' in device:
-        pays_from = 30 * (peak_flops(device) or 1e14)       # an estimate: compiling takes a minute
-        compiler = 'gcc'        # Triton's launchers are C
+        pays_from = 30 * (peak_flops(device) or 1e14)       # estimated; compiling takes a minute
+        compiler = 'gcc'        # Triton's launchers are in C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
-        # two cores with fast bfloat16 take 140 s for 3e13, or 30 s of compiling and 100 s; others 2.5 times as long
+        # Two cores with fast bfloat16 take 140 s for 3e13 FLOPs, 30 + 100 s if compiled. Others take 2.5 times as long.
         pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
-        compiler = 'g++'        # on a Mac it is clang
-        # subtle: torch 2.6 compiles the gradient of an embedding so that a token that comes twice counts once
+        compiler = 'g++'        # clang on a Mac
+        # Subtle: compiled by torch 2.6, an embedding's gradient counts a repeated token only once.
         possible = device == 'cpu' and torch.__version__ >= (2, 7)
     if os.name == 'nt':
         compiler = 'cl'
-    # some systems have Python.h in a separate package
+    # Some systems have Python.h in a separate package.
     possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists() and bool(shutil.which(compiler))
-    if possible and sys.platform == 'darwin':       # where g++ may only ask to install Xcode's tools
+    if possible and sys.platform == 'darwin':       # A Mac's g++ may only ask to install Xcode's tools
         possible = subprocess.run(['xcode-select', '-p'], capture_output=True).returncode == 0
     if compile == 'auto':
         return possible and flops >= pays_from
@@ -649,46 +647,47 @@ def choose_compile(compile, device, flops=0.0):
     return compile
 
 def device_name(device):
-    """Returns a name for people to read: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
+    """Returns a readable name: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
     if 'cuda' in device:
         return torch.cuda.get_device_name(device)
     return 'Apple GPU' if device == 'mps' else count(torch.get_num_threads(), 'thread')
 
 def set_up(device):
-    """Sets, once, TF32 for float32 matmuls on a GPU, and malloc and the compiler on a CPU. Raises UserError."""
+    """Sets up this process: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU. Raises UserError."""
     if 'cuda' in device:
-        # before the first tensor there: then pieces of odd sizes leave no holes in memory. Under WSL (pytorch issue
-        # 192330) and on a Jetson the first tensor fails with it, and others warn
+        # Set before the first tensor, this prevents memory fragmentation by odd sizes. With it, the first tensor fails
+        # under WSL (pytorch issue 192330) and on a Jetson, and other systems print a warning.
         if sys.platform == 'linux' and torch.version.cuda and not re.search('microsoft|tegra', platform.release()):
             name = 'PYTORCH_ALLOC_CONF' if torch.__version__ >= (2, 9) else 'PYTORCH_CUDA_ALLOC_CONF'
             os.environ.setdefault(name, 'expandable_segments:True')
         torch.set_float32_matmul_precision('high')
         torch.cuda.set_device(device)
         try:
-            torch.ones(1, device=device) + 1         # the card may be too old for this torch
+            torch.ones(1, device=device) + 1         # The card may be too old for this torch
         except RuntimeError as e:
             raise UserError(f'{device} cannot be used ({str(e).splitlines()[0]}); use --device=cpu or another torch')
     elif sys.platform == 'linux':
-        # keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD): fresh memory costs a tenth of a step
+        # Keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD), because fresh memory costs a tenth of a step.
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)
         libc.mallopt(-1, 2 ** 31 - 1)
-        # large pages: a float32 model of 124M generates 15% faster. torch reads this once, before its first tensor
+        # With large pages, a float32 model of 124M parameters generates 15% faster. torch reads this once, before its
+        # first tensor.
         os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
-        # the first compile takes 8 s less without asking g++ what an x86 can do
+        # The first compile takes 8 s less if it does not test what an x86 CPU supports.
         if can_pack(device):
             os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
 def peak_flops(device):
-    """Returns the dense bf16 FLOP/s of the card, or 0 if it is unknown."""
+    """Returns the card's dense bf16 FLOP/s, or 0 if unknown."""
     for card, flops in PEAK_FLOPS.items():
         if re.search(rf'\b{card}\b(?!.* MIG | (Laptop|Ti|D|SUPER)\b)', device_name(device)):
             return flops
     return 0
 
 # -----------------------------------------------------------------------------
-# Hugging Face's files. A Llama's weights have the same names as ours, and so have those of its kin: Qwen2 has qkv_bias,
-# Qwen3 qk_norm, SmolLM3 nope_every. GPT-2's have names of their own
+# Hugging Face's files. Weights have Llama's names, also in its relatives Qwen2 (with qkv_bias), Qwen3 (qk_norm) and
+# SmolLM3 (nope_every). GPT-2 has its own names.
 
 GPT2_NAMES = {
     'model.embed_tokens': 'transformer.wte',
@@ -704,14 +703,14 @@ GPT2_NAMES = {
 }
 
 def to_gpt2(tensors):
-    """Renames our weights as in GPT-2, which joins q, k and v, and whose blocks store matrices as (in, out)."""
+    """Renames weights as in GPT-2, which joins q, k and v, and whose blocks store matrices as (in, out)."""
     out = {}
     for name, x in tensors.items():
         for ours, theirs in GPT2_NAMES.items():
             name = re.sub(ours, theirs, name)
-        if 'lm_head.weight' not in tensors:         # mlx-lm wants no prefix; beside an untied head, transformers does
+        if 'lm_head.weight' not in tensors:         # mlx-lm expects no prefix; with an untied head, transformers does
             name = name.removeprefix('transformer.')
-        x = x.t().contiguous() if '.c_' in name else x      # a bias stays as it is
+        x = x.t().contiguous() if '.c_' in name else x      # t() leaves a bias as it is
         out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
 
@@ -731,7 +730,7 @@ def from_gpt2(tensors):
             out[name] = x
     return out
 
-# the weights with a row for each id, and for the padding
+# Tensors with one row per id, plus padding
 PADDED = 'model.embed_tokens.weight', 'lm_head.weight'
 
 def weights_on_disk(model):
@@ -745,7 +744,7 @@ def weights_on_disk(model):
         tensors = to_gpt2(tensors)
     return {name: x.to(model.saved_dtype or x.dtype) for name, x in tensors.items()}
 
-# config.json's names for fields of GPTConfig; of several names for one, the last that is there counts
+# Keys of config.json for fields of GPTConfig. If several keys set one field, the last of them that is present counts.
 LLAMA_KEYS = dict(
     vocab_size='vocab_size', tie_word_embeddings='tie_weights', max_position_embeddings='block_size',
     num_hidden_layers='n_layer', num_attention_heads='n_head', num_key_value_heads='n_kv_head',
@@ -760,15 +759,15 @@ GPT2_KEYS = dict(
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
 
-# fields that each family has in config.json
+# Fields that config.json must set in every family
 SIZES = {'vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd'}
 
-# settings in config.json without a field of GPTConfig, and the only value that is supported
+# Settings in config.json without a field of GPTConfig, and the only supported value of each
 LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)
 GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
 
-# model_type: its class in transformers, its keys in config.json, the values of all fields that these leave out, and the
-# settings that must not differ
+# model_type: (class in transformers, keys in config.json, values of fields that config.json does not set, settings that
+# must not differ)
 FAMILIES = dict(
     llama=('LlamaForCausalLM', BIASED_KEYS, LLAMA, LLAMA_FIXED),
     qwen3=('Qwen3ForCausalLM', QWEN_KEYS, dict(LLAMA, qk_norm=True), dict(LLAMA_FIXED, attention_bias=False)),
@@ -781,12 +780,12 @@ FAMILIES = dict(
 
 def family(config):
     """
-    Returns the model_type that can express this config, or 'gpt_ablation'. A field that a family does not name must
+    Returns the model_type that can express this config, or 'gpt_ablation'. A field that a family does not list must
     have GPTConfig's default.
     """
     for kind, (_, keys, values, _) in FAMILIES.items():
         ours = {name: getattr(config, name) for name in (*keys.values(), *TRAINING_FIELDS)}
-        with suppress(UserError):       # rope and an odd head_dim, say
+        with suppress(UserError):       # for example, rope with an odd head_dim
             if GPTConfig(**(values | ours)) == config:
                 return kind
     return 'gpt_ablation'
@@ -796,11 +795,11 @@ def export_config(model, eot):
     config, dtype = model.config, str(model.saved_dtype or model.lm_head.weight.dtype)
     kind = family(config)
     d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot,
-             pad_token_id=None)         # without it, SmolLM3's would be 128,004
+             pad_token_id=None)         # SmolLM3's default is 128,004
     if kind == 'gpt_ablation':
         return dict(d, gpt_config=asdict(config))
     name, keys, _, fixed = FAMILIES[kind]
-    # in a Qwen3, transformers 4.51 takes a missing sliding_window to be 4,096 tokens
+    # For a Qwen3, transformers 4.51 takes a missing sliding_window to be 4,096 tokens.
     d.update(fixed, architectures=[name], sliding_window=None)
     for theirs, ours in keys.items():
         d[theirs] = getattr(config, ours)
@@ -809,21 +808,21 @@ def export_config(model, eot):
     return d
 
 def import_config(folder):
-    """Returns the GPTConfig that config.json describes. Raises UserError if that model is not supported."""
+    """Returns the GPTConfig that config.json describes. Raises UserError if it is not supported."""
     d = read_json(folder / 'config.json')
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
         try:
             return GPTConfig(**d['gpt_config'])
-        except TypeError as e:          # another version of GPTConfig wrote it
+        except TypeError as e:          # Another version of GPTConfig wrote it
             raise UserError(f'{folder}/config.json has other fields than GPTConfig ({e}); use another folder')
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a model of one of {", ".join(FAMILIES)}')
     _, keys, values, fixed = FAMILIES[kind]
     d.setdefault('original_max_position_embeddings', d.get('max_position_embeddings'))
-    for rope in d.get('rope_parameters'), d.get('rope_scaling'):        # of two, the second was added by hand
+    for rope in d.get('rope_parameters'), d.get('rope_scaling'):        # If both exist, the second was added by hand
         d = d | (rope or {})
-        d['rope_type'] = d.pop('type', d.get('rope_type'))              # older files say `type`
+        d['rope_type'] = d.pop('type', d.get('rope_type'))              # Older files use `type`
     if {*(d.get('layer_types') or ())} - {'full_attention'}:
         raise UserError('layer_types other than full_attention are not supported; use another model')
     rope = LLAMA3 if d.get('rope_type') == 'llama3' else dict(rope_type='default', factor=1)
@@ -843,13 +842,13 @@ def import_config(folder):
                         'model')
     return config
 
-# the files of a model besides its weights: its tokenizer, the ids that end a text, its chat template
+# A model's files besides its weights: tokenizer, end-of-text ids, chat template
 KEPT = 'tokenizer*', 'vocab.json', 'merges.txt', '*_tokens*.json', 'generation_config.json', 'chat_template*'
 
 def find_folder(name, say=print):
     """
-    Returns the folder of a model: that of this name, the newest intact checkpoint of the run in it, or the download of
-    a model such as 'gpt2' or 'owner/model' from the Hugging Face hub. Raises UserError.
+    Returns a model's folder: the folder of this name, or, if that is a run, its newest intact checkpoint, or else a
+    download of a model such as 'gpt2' or 'owner/model' from the Hugging Face hub. Raises UserError.
     """
     folder = Path(name)
     if checkpoints(folder):
@@ -858,12 +857,12 @@ def find_folder(name, say=print):
         text = (folder / 'config.py').read_text(encoding='utf-8')
         intervals = dict(re.findall(r'^(\w+)_interval = ([1-9]\d*)$', text, re.M))
         first = intervals.get('save', intervals['eval'])
-        raise UserError(f'{folder} has no checkpoint yet; the first one comes at step {first}')
+        raise UserError(f'{folder} has no checkpoint yet; wait for the first one, at step {first}')
     elif not folder.is_dir():
         folder = download(name)
     if (folder / 'adapter_config.json').exists() and not (folder / 'config.json').exists():
-        raise UserError(f'{folder} holds an adapter (LoRA); merge it into its model with merge_and_unload() of peft')
-    import_config(folder)           # raises before any text is prepared for it
+        raise UserError(f"{folder} contains a LoRA adapter; merge it into its model with peft's merge_and_unload()")
+    import_config(folder)           # Raises before any text is prepared for it
     if any(folder.glob('pytorch_model*.bin')) and not any(folder.glob('model*.safetensors')):
         raise UserError(f'{folder} has no model.safetensors; run: {conversion("AutoModelForCausalLM", folder)}')
     return folder
@@ -872,22 +871,22 @@ def download(name):
     """Downloads a model from the Hugging Face hub, or finds it in the cache. Returns its folder. Raises UserError."""
     from huggingface_hub import snapshot_download
     repo = name if '/' in name else f'openai-community/{name}'
-    # config.json comes first, so that a model that is not supported is refused before its weights are downloaded
+    # Get config.json first, so that an unsupported model is refused before its weights are downloaded.
     for patterns in 'config.json', [*KEPT, 'model*.safetensors*']:
         try:
             folder = Path(snapshot_download(repo, allow_patterns=patterns))
-        except Exception as e:          # of many types: no such model, no network, no permission
-            raise UserError(f'there is no folder {name}, and the hub does not provide it ({type(e).__name__}); use a '
-                            f'folder (`ls out` lists your runs), or gpt2 or owner/model and check the network')
+        except Exception as e:          # Errors have many types: no such model, network or permission
+            raise UserError(f'{name} is not a folder, and the hub does not provide it ({type(e).__name__}); use a '
+                            f'folder (`ls out` lists your runs), gpt2 or owner/model, and check the network')
         import_config(folder)
     return folder
 
-# tables and masks in the files of older models
+# Tables and masks in the files of older models
 NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
 
 def load_model(folder, **overrides):
     """
-    Returns the GPT in a checkpoint, or in a Hugging Face folder of a model of one of FAMILIES. overrides: the fields of
+    Loads a GPT from a checkpoint, or from a Hugging Face folder with a model of one of FAMILIES. overrides: fields of
     GPTConfig that a checkpoint does not decide (dropout, attention). Raises UserError.
     """
     folder = Path(folder)
@@ -897,7 +896,7 @@ def load_model(folder, **overrides):
         config = replace(import_config(folder), **overrides)
         tensors = {}
         files, index = [*folder.glob('model.safetensors')], folder / 'model.safetensors.index.json'
-        if not files and index.exists():        # parts of an older model may lie beside those that it names
+        if not files and index.exists():        # Files outside the index may be of an older model
             files = [folder / name for name in {*read_json(index)['weight_map'].values()}]
         for file in files:
             for name, x in load_file(file).items():
@@ -905,7 +904,7 @@ def load_model(folder, **overrides):
                     tensors[name] = x
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
-        with torch.device('meta'):      # names and shapes only: a bad file allocates nothing
+        with torch.device('meta'):      # Names and shapes only: a bad file allocates nothing
             model = GPT(config)
         model.saved_dtype = tensors['model.embed_tokens.weight'].dtype
         for name in tensors:
@@ -926,20 +925,20 @@ def load_model(folder, **overrides):
     return model
 
 # -----------------------------------------------------------------------------
-# checkpoints: a folder, written under another name and renamed once it is complete
+# Checkpoints. Each is a folder, written under another name and renamed once it is complete.
 
 MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 
 def keep_from(folder, ends):
     """
-    Returns what a model keeps when it is trained further: {file: bytes}, {name in config.json: value}, but with `ends`
-    as the ids that end a text.
+    Returns what a model keeps when it is trained further: {file: bytes} and {key in config.json: value}, with `ends` as
+    its end-of-text ids.
     """
     files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern) if path.is_file()}
     config = read_json(folder / 'config.json')
     ids = {name: id for name, id in config.items() if name.endswith('_token_id')}
     ids['eos_token_id'] = ends[0] if len(ends) == 1 else ends
-    if config['model_type'] == 'mistral':       # a Llama, but transformers 5 takes another class for its tokenizer
+    if config['model_type'] == 'mistral':       # It is a Llama, but transformers 5 uses another tokenizer class
         ids.update(model_type='mistral', architectures=['MistralForCausalLM'])
     settings = folder / 'generation_config.json'
     if settings.exists():
@@ -951,11 +950,11 @@ def write_json(path, content):
 
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
     """
-    Writes a checkpoint folder that `transformers` opens: config.json, model.safetensors, the tokenizer's files, a
+    Writes a checkpoint folder that `transformers` can load: config.json, model.safetensors, the tokenizer's files, a
     README.md (card) and the manifest. Resuming also needs training.json (a dict) and training.tensors (a dict of
-    tensors in the format of safetensors, under another name because vLLM and others read every *.safetensors). kept,
-    ids: from keep_from. The folder gets its name when all of it is on the disk. Raises OSError or SafetensorError if it
-    cannot be written.
+    tensors in safetensors format, but with another suffix, because vLLM and others read every *.safetensors). kept,
+    ids: from keep_from. The folder gets its name only when all of it is on the disk. Raises OSError or SafetensorError
+    if it cannot be written.
     """
     with new_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
@@ -973,7 +972,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
                 tokenizer_class='PreTrainedTokenizerFast', eos_token=names.get(eot), pad_token=names.get(eot),
                 bos_token=names.get(ids.get('bos_token_id', eot)),
                 model_max_length=model.config.block_size,
-                model_input_names=['input_ids', 'attention_mask']))     # transformers 4 adds a third, which fails
+                model_input_names=['input_ids', 'attention_mask']))     # transformers 4 would add a third, which fails
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)
         write_json(unfinished / MANIFEST, {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())})
@@ -984,34 +983,35 @@ def replace_card(folder, card):
     write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {'README.md': file_sha256(folder / 'README.md')})
 
 def remove_checkpoint(folder):
-    """Removes a checkpoint. From the first moment on, it no longer looks like one."""
+    """Removes a checkpoint, but renames it first, so that its remains do not look like one."""
     hidden = folder.rename(folder.with_name(f'.{folder.name}.partial'))
     shutil.rmtree(hidden, ignore_errors=True)
 
 def check_manifest(folder, to_resume=True):
-    """Raises UserError if a file is missing or not as it was written. Those of training are needed to resume alone."""
+    """Raises UserError if a file other than README.md is missing or changed. training.* is needed only to resume."""
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
         if name.startswith('training.') and not to_resume and not path.exists():
             continue
-        whole = path.is_file() and file_sha256(path) == sha256
-        if name == 'README.md' and not whole:         # people fill in the license
-            print(f'{path} was changed (its sha256 differs from {MANIFEST}); it is used all the same', file=sys.stderr)
-        elif not whole:
-            raise UserError(f'{path} is damaged or missing (its sha256 differs from {MANIFEST}); use another one')
+        intact = path.is_file() and file_sha256(path) == sha256
+        if name == 'README.md' and not intact:         # People fill in the license
+            print(f'{path} was changed or removed (its sha256 differs from {MANIFEST}); using the checkpoint anyway',
+                  file=sys.stderr)
+        elif not intact:
+            raise UserError(f'{path} is damaged or missing (sha256 differs from {MANIFEST}); use another checkpoint')
 
 def checkpoints(run):
     """Returns the checkpoints in the folder of a run, oldest first."""
     return sorted(Path(run).glob('step_' + 8 * '[0-9]'))
 
 def newest_intact(run, say=print, to_resume=True):
-    """Returns the newest intact checkpoint of a run, and says why newer ones are skipped. Raises UserError."""
+    """Returns the newest intact checkpoint of a run, and prints why newer ones are skipped. Raises UserError."""
     for folder in reversed(checkpoints(run)):
         try:
             check_manifest(folder, to_resume)
             return folder
         except UserError as e:
-            say(f'{e}; it is not used')
+            say(f'skipped: {e}')
     raise UserError(f'no checkpoint in {run} is intact; start again with another --out_dir')
 
 # -----------------------------------------------------------------------------
@@ -1019,19 +1019,19 @@ def newest_intact(run, say=print, to_resume=True):
 
 def write_gguf(path, model, tok, ends, dtype, folder):
     """
-    Writes a model of one of FAMILIES and its BPE tokenizer to a GGUF file for llama.cpp and Ollama, with matrices in
-    dtype and the rest in float32. The first of `ends`, if any, is the id that ends a text. Raises UserError for other
-    models and tokenizers. folder: where the model came from.
+    Writes a model of one of FAMILIES and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in
+    float32. The first of `ends`, if any, is the id that ends a text. folder: where the model came from. Raises
+    UserError for other models and tokenizers.
     """
     import gguf
     c, kind = model.config, family(model.config)
     foreign = hasattr(tok, 'theirs')
-    # llama.cpp knows rope_factor in a Llama only, and SmolLM3 only with nope_every = 4 and without biases
+    # llama.cpp supports rope_factor only in a Llama, and SmolLM3 only with nope_every = 4 and without biases.
     unknown = c.nope_every not in (0, 4) or (kind == 'smollm3' and c.bias) or (kind != 'llama' and c.rope_factor != 1)
     if kind not in FAMILIES or unknown or not (foreign or getattr(tok, 'merges', None)):
-        raise UserError('only a Llama, Qwen2, Qwen3, SmolLM3 or GPT-2 as llama.cpp knows it, with a BPE tokenizer, can '
-                        'be written to GGUF; use another model')
-    if foreign:         # llama.cpp has code of its own for each of them
+        raise UserError('only a Llama, Qwen2, Qwen3, SmolLM3 or GPT-2 that llama.cpp supports, with a BPE tokenizer, '
+                        'can be written to GGUF; use another model')
+    if foreign:         # llama.cpp has its own code for each of these
         raise UserError(f'the tokenizer of {folder} was not made here; run: git clone --depth 1 '
                         f'https://github.com/ggml-org/llama.cpp && pip install transformers sentencepiece && python '
                         f'llama.cpp/convert_hf_to_gguf.py {shlex.quote(str(folder))} --outfile {shlex.quote(path)}')
@@ -1049,9 +1049,9 @@ def write_gguf(path, model, tok, ends, dtype, folder):
     heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head)
     for name, x in weights_on_disk(model).items():
         part = name.split('.')[-2]
-        if part.startswith('c_'):       # GPT-2's, which Hugging Face stores as (in, out)
+        if part.startswith('c_'):       # Hugging Face stores GPT-2's as (in, out)
             x = x.t()
-        if kind in ('llama', 'smollm3') and part in heads:       # the two rows that rope rotates stand side by side
+        if kind in ('llama', 'smollm3') and part in heads:       # The two rows that rope rotates become neighbors
             x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
         x = gguf.quants.quantize(x.float().numpy(), stored_as)
@@ -1063,9 +1063,9 @@ def write_gguf(path, model, tok, ends, dtype, folder):
         w.close()
         os.replace(unfinished, path)
     finally:
-        Path(unfinished).unlink(missing_ok=True)        # after a full disk, say
+        Path(unfinished).unlink(missing_ok=True)        # It exists after an error, such as a full disk
 
-# GGUF's names for the fields of GPTConfig. llama.cpp ignores those that this kind of model does not use.
+# GGUF's names for the fields of GPTConfig. llama.cpp ignores those that a kind of model does not use.
 GGUF_KEYS = dict(
     context_length='block_size', block_count='n_layer', embedding_length='n_embd', feed_forward_length='d_ff',
     head_count='n_head', head_count_kv='n_kv_head', key_length='head_dim', value_length='head_dim',
@@ -1073,7 +1073,7 @@ GGUF_KEYS = dict(
 )
 
 def add_shape(w, c):
-    """Adds the sizes of a model to a GGUFWriter, and Llama 3's slowdown of rope."""
+    """Adds the sizes of a model and Llama 3's rope slowdown to a GGUFWriter."""
     for key, field in GGUF_KEYS.items():
         getattr(w, f'add_{key}')(getattr(c, field))
     if c.rope_factor != 1:
@@ -1081,7 +1081,7 @@ def add_shape(w, c):
         w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
 
 def add_tokens(w, tok, ends, size, types):
-    """Adds the tokenizer of a model with `size` ids, of which the last ones may have no token."""
+    """Adds the tokenizer of a model with `size` ids, the last of which may have no token."""
     _, bpe, _ = tok.as_json()
     tokens = [f'[unused {id}]' for id in range(size)]
     kinds = [types.UNUSED] * size
@@ -1089,7 +1089,7 @@ def add_tokens(w, tok, ends, size, types):
         tokens[id] = token
         kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
     w.add_tokenizer_model('gpt2')
-    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for our PATTERNS
+    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for PATTERNS
     w.add_token_list(tokens)
     w.add_token_types(kinds)
     w.add_token_merges(bpe['merges'])
