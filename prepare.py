@@ -5,10 +5,10 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset=names --tokenizer=char
     python prepare.py --dataset=tinystories --vocab_size=10000
     python prepare.py --dataset=path/to/my_text.txt              # a file (.txt, .jsonl, .csv, ...) or a folder of them
-    python prepare.py --tokenizer=data/names-bpe4096/tokenizer.json    # how well does the tokenizer of another text do?
+    python prepare.py --tokenizer=data/names-bpe4096/tokenizer.json    # evaluate the tokenizer of another text
 
 It writes data/<name>-<tokenizer><vocab_size>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
-vocabulary is above 65,536), meta.json and tokenizer.json, and ends with a summary. train.py prepares missing data by
+vocabulary is above 65,536), meta.json and tokenizer.json, and prints a summary. train.py prepares missing data by
 itself.
 """
 import codecs
@@ -39,26 +39,26 @@ from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, NotUTF8, Tok
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, shakespeare, names, or any path
-val_dataset = ''            # the path of the text for validation; '': some of dataset
-tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Its special tokens are
-                            # text like any other in documents, and ids in the prompt of sample.py
-vocab_size = 4096           # of bpe (257 or more) and word, special tokens included
-pattern = 'gpt2'            # how bpe cuts text into words: gpt2 or gpt4
-val_fraction = 0.0          # share of the documents held out for validation, below 1; 0: the data set's own, or 0.1
-separator = END_OF_TEXT     # <|endoftext|>, between the documents of a text; \n: each line is one; '': each file is one
-text_field = 'text'         # the field or column that holds the text in .jsonl, .json, .csv, .parquet and .arrow files
+val_dataset = ''            # path of the validation text ('': part of dataset)
+tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens are
+                            # ordinary text in documents, but single ids in the prompt of sample.py
+vocab_size = 4096           # vocabulary size for bpe (257 or more) and word, including special tokens
+pattern = 'gpt2'            # how bpe splits text into words: gpt2 or gpt4
+val_fraction = 0.0          # share of the text held out for validation, below 1 (0: the data set's own, or 0.1)
+separator = END_OF_TEXT     # text between documents: <|endoftext|> or other (\n: each line is one; '': each file is)
+text_field = 'text'         # field or column with the text in .jsonl, .json, .csv, .parquet and .arrow files
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
-workers = 0                 # processes; 0: one per core
+workers = 0                 # number of processes (0: one per core)
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-# An option is a parameter of a function if train.py or DATASETS may give it another value, or if the function runs in
-# worker processes (see parallel_map): on macOS and Windows these import this file anew, and every option has its
-# default there. Functions read other options directly.
+# A function takes an option as a parameter if train.py or DATASETS may set another value, or if it runs in worker
+# processes (see parallel_map): on macOS and Windows these import this file anew, so that every option has its default
+# there. Functions read other options directly.
 TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
 
 def refuse_unused(used):
-    """Raises UserError if an option was typed, but is not used."""
+    """Raises UserError if an option was typed but is not used."""
     for name, is_used in used.items():
         typed = config.source.get(name, '')
         if typed.startswith('--') and config[name] != config.defaults[name] and not is_used:
@@ -67,11 +67,11 @@ def refuse_unused(used):
 def check_options(tokenizer, vocab_size):
     """Raises UserError if an option's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
-        if tokenizer.endswith('tokenizer.json'):        # of a model's folder: says what that has instead
+        if tokenizer.endswith('tokenizer.json'):        # Names what a model's folder has instead
             load_tokenizer(tokenizer)
-        raise UserError(f'there is no tokenizer {tokenizer!r}; give {", ".join(TOKENIZERS)} or a path')
+        raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)} or a path')
     if pattern not in PATTERNS:
-        raise UserError(f'there is no pattern {pattern!r}; give {" or ".join(PATTERNS)}')
+        raise UserError(f'pattern = {pattern!r} is unknown; use {" or ".join(PATTERNS)}')
     if tokenizer == 'bpe':
         check_vocab_size(vocab_size, [END_OF_TEXT])
     if tokenizer == 'word':
@@ -81,9 +81,9 @@ def check_options(tokenizer, vocab_size):
     check_range(config, 1, math.inf, 'shard_tokens')
 
 # -----------------------------------------------------------------------------
-# where the text comes from
+# Sources of text
 
-DATASETS = {    # files in a repo on the Hugging Face hub or at a url; start: how train.py's sample text begins
+DATASETS = {    # files in a repo on the Hugging Face hub or at a url; start: the first words of train.py's samples
     'python': dict(separator='', start='def'),
     'tinystories': dict(repo='roneneldan/TinyStories', val_fraction=0.0,
                         files=['TinyStoriesV2-GPT4-train.txt', 'TinyStoriesV2-GPT4-valid.txt']),
@@ -100,27 +100,27 @@ DATASETS = {    # files in a repo on the Hugging Face hub or at a url; start: ho
 DOWNLOADS = Path('data/downloads')
 
 def find_source(dataset):
-    """Returns the settings for meta.json, and the files of a data set and of val_dataset (none that are not there)."""
+    """Returns the settings for meta.json, and the files of a data set and of val_dataset ([] if a path is missing)."""
     known = DATASETS.get(dataset, {})
-    seen = set()            # what is for validation is not for training
+    seen = set()            # Validation files are not used for training
     val_files = real_files(val_dataset, seen) if val_dataset else []
     files = [DOWNLOADS / name for name in known.get('files', [])] or real_files(dataset, seen)
-    # relative if inside this folder, so that a project can be moved with its data
+    # A source inside this folder is relative, so that a project can be moved with its data.
     source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     if dataset == 'python':
         files = standard_library()
         source = f'Python {sys.version.split()[0]}'
     cut_at = known.get('separator', separator) if separator == END_OF_TEXT else separator
-    # a command makes line breaks hard to type, and those of Windows are found where others are asked for
+    # Line breaks are hard to type in a command, so \n, \r and \t are escapes. For \n, cut_text also finds \r\n.
     cut_at = cut_at.replace('\\n', '\n').replace('\\r', '\r').replace('\\t', '\t').replace('\r\n', '\n')
-    # all options that change the tokens: a folder that was made with other values is refused
+    # These options change the tokens, so a folder that was made with other values is refused.
     held_out = 0.0 if val_dataset else val_fraction or known.get('val_fraction', 0.1)
     settings = dict(dataset=data_name(dataset), source=source, val_dataset=val_dataset, val_fraction=held_out,
                     separator=cut_at, text_field=text_field, pattern=pattern)
     return settings, files, val_files
 
 def standard_library():
-    """The .py files of the running interpreter, without tests, installed packages, tables and prose."""
+    """Returns the .py files of the running interpreter, without tests, installed packages, tables and prose."""
     root = Path(os.__file__).parent
     skip = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2to3', 'encodings', 'pydoc_data'}
     files = [path for path in root.rglob('*.py') if skip.isdisjoint(path.relative_to(root).parts)]
@@ -128,8 +128,8 @@ def standard_library():
 
 def real_files(root, seen):
     """
-    Returns the files at a path, in order; each once, however many links lead to it: under a name that says its split,
-    else under its own.
+    Returns the files at a path that are not in `seen`, sorted, and adds them to it. A file with several links counts
+    once, preferably under a name that contains its split, else under its own.
     """
     ranked = []
     for linked, path in all_files(Path(root)):
@@ -144,48 +144,48 @@ def real_files(root, seen):
     return sorted(found[real] for real in new)
 
 def all_files(path, above=(), linked=False):
-    """Yields (linked, file) for each file at a path but hidden ones and backups. linked: whether a link leads to it."""
+    """Yields (linked, file) for files at a path, except hidden ones and backups. linked: whether a link leads to it."""
     linked = linked or path.is_symlink()
     if path.is_file():
         yield linked, path
     elif path.is_dir():
         real = path.resolve()
-        for inside in path.iterdir() if real not in above else []:         # else the link is a loop
+        for inside in path.iterdir() if real not in above else []:         # Otherwise the link is a loop
             if not re.search(r'^[.]|~$|[.]bak$', inside.name):
                 yield from all_files(inside, (*above, real), linked)
     elif path.is_symlink():
-        raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; get that, or remove the link')
+        raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; restore that, or remove the link')
 
 SPLITS = dict(dict.fromkeys('val valid validation dev eval evaluation heldout'.split(), 'val'),
               train='train', training='train', test='test', testing='test')
 
 def split_words(name):
-    """Returns the splits that words of a name say: split_words('x/wiki.valid.tokens') -> ['val']"""
+    """Returns the splits named by words in a path: split_words('x/wiki.valid.tokens') -> ['val']"""
     words = re.findall(r'[^\W\d_]+', re.sub('(?<=[a-z])(?=[A-Z])', ' ', name).lower())
     return [SPLITS[word] for word in words if word in SPLITS]
 
 def split_of(name):
-    """split_of('my_test/a.txt') -> 'test', split_of('testData.tsv') -> 'test'; the last such word counts."""
-    folders = [SPLITS[word] for word in name.lower().split('/')[:-1] if word in SPLITS]       # of no other name
+    """Returns the last split in a path: split_of('my_test/a.txt') -> 'test', split_of('testData.tsv') -> 'test'"""
+    folders = [SPLITS[word] for word in name.lower().split('/')[:-1] if word in SPLITS]       # exact folder names win
     return ['train', *(folders or split_words(name))][-1]
 
 def sort_files(files, root):
-    """Returns {'train', 'val', 'test', 'other': files}, by the words in their names below root."""
+    """Sorts files by words in their paths below root. Returns {'train', 'val', 'test', 'other': files}."""
     formats = {}
     sizes = Counter()
     for path in shown(files, 'looking at files'):
         kind = reader_of(path)
-        if re.match('cache-.*[.]arrow', path.name):         # of the package `datasets`: the same rows again
+        if re.match('cache-.*[.]arrow', path.name):         # `datasets` caches the same rows here
             kind = 'binary'
         elif not kind:
             with opened(path) as file:
                 head = file.read(8000)
             if head.startswith(b'version https://git-lfs'):
-                raise UserError(f'{path} only points to a file of Git LFS; run git lfs pull')
+                raise UserError(f'{path} is only a Git LFS pointer; run git lfs pull')
             kind = 'binary' if b'\0' in head else 'text'
         formats[path] = kind
         sizes[kind] += 0 if is_about(path) else path.stat().st_size
-    del sizes['binary']         # an archive or a picture is never read
+    del sizes['binary']         # Archives and pictures are never read
     largest = max(sizes, key=lambda kind: (kind in DATA_ALONE, sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
     for path, kind in formats.items():
@@ -202,20 +202,20 @@ def reader_of(path):
     return READERS.get(Path(re.sub(r'(-\d+-of-\d+)?([.](gz|xz|zst|bz2|lzma))?$', '', path.name.lower())).suffix)
 
 def shown(files, label):
-    """The files, with a progress bar if it takes long."""
+    """Returns the files, with a progress bar if reading takes long."""
     return tqdm(files, label, disable=None, leave=False, delay=2)
 
 def some_names(files):
-    """some_names([Path('w/x/a.txt')]) -> '1 file (x/a.txt)'; names three at most."""
+    """Returns the number and up to three names: some_names([Path('w/x/a.txt')]) -> '1 file (x/a.txt)'"""
     names = ['/'.join(path.parts[-2:]) for path in files[:3]] + ['...'] * (len(files) > 3)
     return f'{count(len(files), "file")} ({", ".join(names)})'
 
 def joint_sha256(strings):
-    """One sha256 that stands for several strings, in order."""
+    """Returns one sha256 for several strings, in order."""
     return hashlib.sha256(os.fsencode(''.join(strings))).hexdigest()
 
 def fetch(files, known):
-    """Downloads missing files. known: their repo (and repo_type), or the url and sha256 of one. Raises UserError."""
+    """Downloads missing files. known: their repo (and repo_type), or one file's url and sha256. Raises UserError."""
     for path in files:
         if path.exists():
             continue
@@ -227,16 +227,16 @@ def fetch(files, known):
             else:
                 from torch.hub import download_url_to_file
                 download_url_to_file(known['url'], path, known['sha256'])
-        except Exception as e:      # a network has many ways to fail
+        except Exception as e:      # Download errors have many types
             raise UserError(f'cannot download a file ({e}); put the file at {path} by hand, or use --dataset=python')
 
 def data_name(dataset):
-    """The name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
+    """Returns the name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
     stem = Path(dataset).resolve().name.split('.')[0]
     return re.sub(r'[^\w-]', '_', stem)
 
 def data_folder(dataset, tokenizer, vocab_size):
-    """Where the shards of a data set are: data_folder('names', 'char', 0) -> Path('data/names-char')"""
+    """Returns the folder of a data set's shards: data_folder('names', 'char', 0) -> Path('data/names-char')"""
     kind = tokenizer
     if tokenizer in ('bpe', 'word'):
         kind = f'{tokenizer}{vocab_size}'
@@ -245,13 +245,13 @@ def data_folder(dataset, tokenizer, vocab_size):
     return Path(f'data/{data_name(dataset)}-{kind}')
 
 # -----------------------------------------------------------------------------
-# documents, as UTF-8 bytes in parts of about BLOCK. A byte 0xff, which UTF-8 never contains, ends each document
+# Documents, as UTF-8 in parts of about BLOCK bytes. A byte 0xff, which UTF-8 never contains, ends each document.
 
 def read_texts(files, separator, label):
-    """Yields the documents in files, but not those that are only white space, part by part. Raises UserError."""
+    """Yields the documents in files, except blank ones, part by part. Raises UserError."""
     bad = {}
     begun = False           # whether a part of the document has been yielded
-    size = sum(path.stat().st_size for path in files)           # of the text, unless it is compressed
+    size = sum(path.stat().st_size for path in files)           # the text's size, unless it is compressed
     with tqdm(total=size, desc=label, unit='B', unit_scale=True, disable=None, leave=False) as bar:
         for path in files:
             reader = reader_of(path)
@@ -262,18 +262,18 @@ def read_texts(files, separator, label):
                         if begun or part.strip() not in (b'', b'\xff'):
                             yield part
                             begun = not part.endswith(b'\xff')
-            except NotUTF8 as e:        # reads on, to name all such files at once
+            except NotUTF8 as e:        # Keep reading, to name all such files at once
                 bad[path] = e
     if bad:
         first, *others = bad
-        more = f'; the same for {some_names(others)}' if others else ''
+        more = f', and do the same for {some_names(others)}' if others else ''
         raise UserError(f'{bad[first]}{more}')
 
 @contextmanager
 def opened(path):
-    """Opens a file, decompressed, without byte order mark, and as UTF-8 if it has that of UTF-16. Raises UserError."""
+    """Opens a file, decompressed, without byte order mark, and as UTF-8 if the mark is UTF-16's. Raises UserError."""
     try:
-        # fsspec would open the first file of a .zip, and not say which package a .zst needs
+        # By default, fsspec would open the first file of a .zip, and not name the package that a .zst needs.
         compression = {'.zip': None, '.zst': 'zstd'}.get(path.suffix.lower(), 'infer')
         with fsspec.open(path, compression=compression) as file:
             mark = file.read(3)
@@ -285,12 +285,12 @@ def opened(path):
         raise
     except UnicodeDecodeError as e:
         raise NotUTF8(path, e, None)
-    except Exception as e:      # every format has errors of its own
+    except Exception as e:      # Every format has its own errors
         raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); check the file (.parquet and .arrow need '
                         f'`pip install pyarrow`, .zst `pip install backports.zstd`)')
 
 def cut_text(file, path, separator):
-    """Cuts a text at its separators, if there are any."""
+    """Yields the parts of a text, split at its separators."""
     forms = {separator, separator.replace('\n', '\r\n')} - {''}
     pattern = special_pattern(forms, bytes)
     for block in read_blocks(file, path, forms):
@@ -301,7 +301,7 @@ def cut_text(file, path, separator):
     yield b'\xff'
 
 def texts_of(rows, path):
-    """Yields the texts in rows, which have to be objects with a field text_field. Raises UserError."""
+    """Yields the texts in rows, which must be objects with a field text_field. Raises UserError."""
     i, row = 1, None
     try:
         for row in rows:
@@ -309,7 +309,7 @@ def texts_of(rows, path):
             i, row = i + 1, None
     except (LookupError, TypeError, AttributeError, UnicodeEncodeError, json.JSONDecodeError, csv.Error) as e:
         fields = f'; fields: {", ".join(map(str, row))}' if isinstance(row, dict) else ''
-        raise UserError(f'{path}, record {i}, has to be an object with a text in {text_field!r} ({type(e).__name__}: '
+        raise UserError(f'{path}, record {i}, is not an object with a text in {text_field!r} ({type(e).__name__}: '
                         f'{getattr(e, "msg", e)}{fields}); use another --text_field, or correct the record')
 
 def parquet_rows(file):
@@ -318,7 +318,7 @@ def parquet_rows(file):
     columns = [text_field] if text_field in table.schema_arrow.names else None
     return (row for batch in table.iter_batches(256, columns=columns) for row in batch.to_pylist())
 
-def arrow_rows(file):       # as `datasets` of Hugging Face writes it
+def arrow_rows(file):       # the format of Hugging Face's `datasets`
     from pyarrow.ipc import open_stream
     return (row for batch in open_stream(file) for row in batch.to_pylist())
 
@@ -326,34 +326,34 @@ def jsonl_rows(file):
     return map(json.loads, filter(bytes.strip, file))
 
 def json_rows(file):
-    """Reads one list of objects, or an object per line."""
+    """Reads one list of objects, or one object per line."""
     first = next(filter(bytes.strip, file), b'[]')
     if first.lstrip().startswith(b'{'):
         return jsonl_rows(chain([first], file))
     return json.loads(first + file.read())
 
 def csv_rows(file):
-    csv.field_size_limit(1 << 30)       # of a text, in characters; 131,072 is the default
+    csv.field_size_limit(1 << 30)       # longest text, in characters (default: 131,072)
     lines = io.TextIOWrapper(file, 'utf-8', newline='')
     head = next(lines, '')
-    delimiter = max(',;\t', key=head.count)         # a tab in .tsv, a semicolon where a comma is decimal
+    delimiter = max(',;\t', key=head.count)         # a tab in .tsv, a semicolon where the comma is decimal
     for row in csv.DictReader(chain([head], lines), delimiter=delimiter, strict=True):
-        if None in (*row, *row.values()):       # a text would end at a comma, or at the end of a line
-            raise csv.Error(f'more or fewer fields than the header, which {delimiter!r} separates; put texts in quotes')
+        if None in (*row, *row.values()):       # An unquoted text would end at a comma or line break
+            raise csv.Error(f'more or fewer fields than the header, separated by {delimiter!r}; put texts in quotes')
         if delimiter == '\t' and any('\t' in value and '\n' in value for value in row.values()):
             raise csv.Error('a quote joins rows; double it, and put the text in quotes')
         yield row
 
-# formats with a document in each row; beside the first two, what else there is only describes them
+# Formats with a document in each row. Files of other formats next to the first two only describe the data.
 DATA_ALONE = parquet_rows, arrow_rows
 READERS = {'.parquet': parquet_rows, '.arrow': arrow_rows, '.csv': csv_rows, '.tsv': csv_rows, '.json': json_rows,
            **dict.fromkeys(['.jsonl', '.ndjson', '.jsonlines', '.jl'], jsonl_rows)}
 
 # -----------------------------------------------------------------------------
-# the validation split, and batches (split, raw) of about BLOCK bytes
+# The validation split, and batches (split, raw) of about BLOCK bytes
 
 def join_parts(parts):
-    """Joins (split, part of a text) to batches."""
+    """Joins (split, part of a text) into batches."""
     waiting = defaultdict(bytearray)
     for split, part in parts:
         waiting[split] += part
@@ -362,7 +362,7 @@ def join_parts(parts):
     for split, rest in waiting.items():
         yield split, bytes(rest)
 
-FEW = 20        # with fewer documents, they are not held out as a whole
+FEW = 20        # With fewer documents, the text is split by position
 
 def split_texts(files, val_files, separator, val_fraction, label):
     """Yields (split, part of a document), in order. Without val_files, validation gets val_fraction of the text."""
@@ -384,10 +384,10 @@ def split_texts(files, val_files, separator, val_fraction, label):
         yield from split_by_position(parts, int(characters * (1 - val_fraction)))
 
 def split_by_hash(parts, val_fraction):
-    """Holds out whole documents for validation. A document stays in its split when others come or go."""
+    """Holds out whole documents for validation. A document stays in its split if others are added or removed."""
     documents = whole_documents(parts)
     first = list(islice(documents, 1000))
-    # if none of their hashes is below val_fraction, the lowest of them is the limit, so that validation is not empty
+    # If all their hashes are above val_fraction, the lowest of them is the limit, so that validation is not empty.
     limit = max(val_fraction, min(map(document_hash, first)))
     for document in chain(first, documents):
         yield 'val' if document_hash(document) <= limit else 'train', document
@@ -402,7 +402,7 @@ def whole_documents(parts):
             document = []
 
 def document_hash(document):
-    """A number in [0, 1) that depends on the text alone."""
+    """Returns a number in [0, 1) that depends only on the text."""
     digest = hashlib.blake2b(document[:-1], digest_size=8)
     return int(digest.hexdigest(), 16) / 2 ** 64
 
@@ -415,17 +415,17 @@ def split_by_position(parts, left):
                 yield split, piece.encode()
                 end = split
         if part.endswith(b'\xff'):
-            yield end, b'\xff'      # the end mark goes where the last character went
+            yield end, b'\xff'      # The end mark goes where the last character went
         left -= len(text[:left])
 
 # -----------------------------------------------------------------------------
-# tokens
+# Tokens
 
 def make_tokenizer(kind, vocab_size, batches):
-    """A tokenizer of this kind, learned from batches if it needs text, or the one in a tokenizer.json."""
+    """Returns a tokenizer of this kind, trained on batches if it needs text, or the one in a tokenizer.json."""
     if kind == 'byte':
         return byte_tokenizer()
-    if kind == 'gpt2':          # the file of its release, downloaded once
+    if kind == 'gpt2':          # its released file, downloaded once
         kind = DOWNLOADS / 'tokenizer.json'
         fetch([kind], dict(repo='openai-community/gpt2', repo_type='model'))
     if kind not in TOKENIZERS:
@@ -435,7 +435,7 @@ def make_tokenizer(kind, vocab_size, batches):
                             f'eos_token_id, next to it')
         return tok
 
-    if kind == 'char':          # learns from both splits, the others only from train
+    if kind == 'char':          # char learns from both splits, the others only from train
         texts = (raw.decode(errors='ignore') for _, raw in batches)         # without the 0xff
         return CharTokenizer(sorted({*chain.from_iterable(texts)}))
 
@@ -447,37 +447,37 @@ def make_tokenizer(kind, vocab_size, batches):
             for text in raw.split(b'\xff'):
                 counts.update(find_words(text.decode()))
         most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
-        return WordTokenizer(most_frequent[:vocab_size - 2])    # the two others are <unk> and the end of a document
+        return WordTokenizer(most_frequent[:vocab_size - 2])    # The other two are <unk> and the end of a document
     counts = add_counts(parallel_map(WordCounter(pattern), train, workers or default_workers()), pattern)
     return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
 def encode_batch(tok, batch):
     """
-    Returns the split of a batch, its ids and counts for meta.json. Runs in worker processes, so it reads no option;
+    Returns the split of a batch, its ids and counts for meta.json. It runs in worker processes and reads no option, so
     pass those that it needs as parameters.
     """
     split, raw = batch
     ends = raw.count(b'\xff')
     ids = tok.encode_bytes(raw, [tok.eot] * ends)
-    for id in reversed(tok.opening):        # of the next document; that of the first is added by write_shards
+    for id in reversed(tok.opening):        # opens the next document; write_shards opens the first
         ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
     size = len(raw) - ends
     lost = 0
-    if hasattr(tok, 'unknown'):         # the bytes of words that tok lacks; Llama's puts a space before each text
+    if hasattr(tok, 'unknown'):         # Bytes of words that tok lacks. Llama's adds a space before each text
         lost = max(size - len(known_text(tok, ids)), 0)
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost)
 
 def known_text(tok, ids):
-    """The bytes of a text, without its unknown words and the ends of documents."""
+    """Returns the bytes of a text, without unknown words and ends of documents."""
     return tok.decode_bytes(ids[~np.isin(ids, (tok.eot, getattr(tok, 'unknown', -1)))])
 
 # -----------------------------------------------------------------------------
-# a data folder: written under another name, and renamed when it is complete and on the disk
+# The data folder. It is written under another name, and renamed when it is complete and on the disk.
 
 def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     """
-    Returns the data folder of a data set, or dataset itself if it is one. If it is missing, one process prepares it and
-    the others wait. It needs no text afterwards. Raises UserError if it was made from another text or settings.
+    Returns the data folder of a data set, or dataset itself if it is one. One process prepares a missing folder while
+    others wait. The text is not needed afterwards. Raises UserError if a folder was made from other text or settings.
     """
     folder = Path(dataset)
     if (folder / 'train_000.bin').exists() or (folder / 'train.bin').exists():
@@ -489,17 +489,17 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     settings, files, val_files = find_source(dataset)
     gone = not files or (val_dataset and not val_files)
     if gone and not folder.exists():
-        raise UserError(f'there is no text at {val_dataset if files else dataset}; data sets: {", ".join(DATASETS)}')
+        raise UserError(f'no text at {val_dataset if files else dataset}; use another path, or {", ".join(DATASETS)}')
     own = {path: path.relative_to(val_dataset) for path in val_files}       # the user's files, which may change
     if dataset not in DATASETS:
         own |= {path: path.relative_to(dataset) for path in files}
     stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
-    if not gone and read_meta(folder).get('source_stamp') != stamp:         # else the text is not read again
+    if not gone and read_meta(folder).get('source_stamp') != stamp:         # Otherwise the text is not read again
         settings['source_hash'] = joint_sha256(f'{own[path]} {file_sha256(path)}' for path in shown(own, 'hashing'))
     if not folder.exists():
         os.makedirs(DOWNLOADS, exist_ok=True)
         with lock(folder.with_name(f'.{folder.name}.lock')):
-            if not folder.exists():         # another process may have made it meanwhile
+            if not folder.exists():         # Another process may have made it meanwhile
                 fetch(files, DATASETS.get(dataset))
                 parts = sort_files(files, os.path.commonpath(files) if dataset in DATASETS else dataset)
                 if val_files:
@@ -508,16 +508,16 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                     parts['val'] = found['train'] + found['val'] + found['test']
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
-    made_with = config.defaults | read_meta(folder)         # a folder may be older than an option
+    made_with = config.defaults | read_meta(folder)         # A folder may be older than an option
     for key, value in settings.items():
         if made_with.get(key, value) != value:
-            other = 'other texts or names' if key == 'source_hash' else f'{key} = {made_with[key]!r}, not {value!r}'
+            other = 'other texts or paths' if key == 'source_hash' else f'{key} = {made_with[key]!r}, not {value!r}'
             raise UserError(f'{folder} was made with {other}; remove it to make it again, rename the text, or train on '
                             f'it as it is with --dataset={folder}')
     return folder
 
 def make_folder(folder, settings, parts, tokenizer, vocab_size):
-    """Makes a data folder and prints the summary."""
+    """Makes a data folder and prints a summary."""
     texts = parts['train'] + parts['val']
     tables = [path for path in texts if reader_of(path)]
     refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=tokenizer == 'bpe',
@@ -559,17 +559,17 @@ def write_shards(folder, tok, batches):
         for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
             with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
                 file.write(part)
-        meta[split].update(counts)          # a Counter adds
+        meta[split].update(counts)          # Counter.update adds
 
     for split, counts in meta.items():
         if not counts['tokens']:
-            raise UserError(f'the {split} split is empty: give more text, or another --val_fraction')
+            raise UserError(f'the {split} split is empty; use more text, or another --val_fraction')
         names = [f'{split}_{start // shard_tokens:03d}.bin' for start in range(0, counts['tokens'], shard_tokens)]
         counts['shards'] = [check_shard(folder / name, tok.dtype, tok.vocab_size) for name in names]
     return meta
 
 def print_summary(meta, tok, cut):
-    """Prints what is in each split and in the vocabulary. cut: what to say instead of numbers of whole documents."""
+    """Prints statistics of each split and of the vocabulary. cut: text to print instead of document counts."""
     for split in ('train', 'val'):
         m = meta[split]
         documents = cut or count(m['documents'], 'document')
@@ -579,26 +579,26 @@ def print_summary(meta, tok, cut):
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
 
 # -----------------------------------------------------------------------------
-# what train.py reads
+# Reading shards
 
 def read_meta(folder):
-    """meta.json of a data folder, or a substitute for nanoGPT's folders of train.bin and val.bin, which have none."""
+    """Returns meta.json of a data folder, or a substitute for nanoGPT's (train.bin and val.bin), which have none."""
     path = folder / 'meta.json'
     if path.exists():
         return read_json(path)
     if (folder / 'meta.pkl').exists():
         line = command('prepare.py', f'--dataset={folder}/input.txt', '--tokenizer=char')
-        raise UserError(f'{folder} has a vocabulary in meta.pkl, which is not read; use its text: {line}')
+        raise UserError(f'{folder} has a vocabulary in meta.pkl, which is not read; prepare its text instead: {line}')
     splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
     ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20) if (folder / 'train.bin').exists() else np.zeros(0)
-    if ids[1::2].max(initial=0) < 16 <= ids[::2].max(initial=0):        # each second one is half of an id of 32 bits
+    if ids[1::2].max(initial=0) < 16 <= ids[::2].max(initial=0):        # every second one is half of a 32-bit id
         return dict(splits, vocab_size=1 << 20, dtype='<u4')
-    return dict(splits, vocab_size=1 << 16, dtype='<u2')       # check_data says more
+    return dict(splits, vocab_size=1 << 16, dtype='<u2')       # check_data refines these
 
 def check_data(folder, meta):
     """
     Checks the files against meta, and all ids against the vocabulary. Returns meta, completed for nanoGPT's shards.
-    A shard is read again only if it has changed: checked.json keeps what was found. Raises UserError.
+    A shard is read again only if it has changed, because checked.json keeps the results. Raises UserError.
     """
     cache = folder / 'checked.json'
     known = {}
@@ -608,16 +608,16 @@ def check_data(folder, meta):
     file = folder / 'tokenizer.json'
     try:
         if 'tokenizer_sha256' in meta and file_sha256(file) != meta['tokenizer_sha256']:
-            raise ValueError('it is not the one that made the tokens')
+            raise ValueError('it did not make the tokens')
         for shard in shown(shards, 'checking'):
             file = folder / shard['name']
             stamp = stamp_of(file)
             if 'largest' not in known.get(stamp, {}):
                 known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
-                with suppress(OSError):     # a folder that cannot be written to is checked every time
+                with suppress(OSError):     # A read-only folder is checked every time
                     cache.write_text(json.dumps(known))
             if not shard.items() <= known[stamp].items():
-                raise ValueError('it is not the one that meta.json describes')
+                raise ValueError('it does not match meta.json')
             shard.update(known[stamp])
     except (OSError, ValueError) as e:
         raise UserError(f'cannot train on {folder} ({file.name}: {e}); copy it again, or prepare it again')
@@ -626,15 +626,15 @@ def check_data(folder, meta):
     if 'source' not in meta:
         is_gpt2 = 50_000 <= largest < 50257
         meta.update(vocab_size=50257 if is_gpt2 else largest + 1, eot=50256 if is_gpt2 else None,
-                    source=f'ids up to {largest:,}, without meta.json' + ', taken as those of GPT-2' * is_gpt2)
+                    source=f'ids up to {largest:,}, without meta.json' + ", assumed to be GPT-2's" * is_gpt2)
     return meta
 
-def stamp_of(path):         # a copy has another inode
+def stamp_of(path):         # A copy has another inode
     info = path.stat()
     return f'{path.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'
 
 def check_shard(path, dtype, vocab_size):
-    """The entry of a shard in meta.json. Raises ValueError if an id is outside the vocabulary."""
+    """Returns the entry of a shard in meta.json. Raises ValueError if an id is outside the vocabulary."""
     ids = np.memmap(path, dtype, 'r')
     largest = int(ids.max())
     if largest >= vocab_size:
@@ -642,12 +642,12 @@ def check_shard(path, dtype, vocab_size):
     return dict(name=path.name, tokens=len(ids), sha256=file_sha256(path), largest=largest)
 
 def data_hash(meta):
-    """Eight hex digits that identify the tokens of both splits."""
+    """Returns eight hex digits that identify the tokens of both splits."""
     shas = [shard['sha256'] for shard in meta['train']['shards'] + meta['val']['shards']]
     return joint_sha256(shas)[:8]
 
 class Shards:
-    """The shards of a split, read as one long array of tokens. tok: their tokenizer, if it is known."""
+    """Reads the shards of a split as one long array of tokens. tok: their tokenizer, if it is known."""
     def __init__(self, folder, split, meta, tok=None):
         self.meta, self.tok = meta[split], tok
         shards = self.meta['shards']
@@ -659,50 +659,50 @@ class Shards:
         return self.shard_starts[-1]
 
     def known_bytes(self, starts, length):
-        """Returns how many bytes the targets of these windows stand for, unknown words not counted; 0 without a tok."""
+        """Returns how many bytes the targets of these windows decode to, without unknown words; 0 without a tok."""
         ids = np.concatenate([self.read(start + 1, length) for start in starts])
         return len(known_text(self.tok, ids)) if self.tok else 0
 
     def bits_per_byte(self, nats, known_bytes):
-        """Returns the bits per byte of a text with this loss in all, in nats; None if the bytes are not known."""
+        """Returns the bits per byte of a text whose total loss is `nats`, or None if its bytes are not known."""
         if not known_bytes or 'bytes' not in self.meta:
             return None
-        # Words that the vocabulary lacks are taken to be as frequent as in the split, and cost 8 bits a byte.
+        # Unknown words are assumed to be as frequent as in the split, and to cost 8 bits per byte.
         unknown = self.meta['unknown_bytes'] / self.meta['bytes']
         return (1 - unknown) * nats / math.log(2) / known_bytes + unknown * 8
 
     def read(self, start, length):
-        """tokens[start : start + length], across shards."""
+        """Returns tokens[start : start + length], across shards."""
         i = bisect_right(self.shard_starts, start) - 1
         file = self.files[i]
         width = self.dtype.itemsize
-        # a memmap is half as fast, and kills the process if a file has become shorter
+        # A memmap is half as fast, and kills the process if a file has become shorter.
         file.seek((start - self.shard_starts[i]) * width)
         tokens = np.frombuffer(file.read(length * width), self.dtype)
-        if len(tokens) < length:        # the rest is in the next shard
+        if len(tokens) < length:        # The rest is in the next shard
             tokens = np.append(tokens, self.read(start + len(tokens), length - len(tokens)))
         return tokens
 
     def starts(self, first, count, T, seed):
-        """Returns where the sequences from `first` on begin, in endless epochs. A pure function: no state to save."""
-        n = (len(self) - T) // T        # sequences per epoch: T tokens are left over for an offset and the last target
+        """Returns the starts of `count` sequences from number `first` on, in endless epochs. It has no state."""
+        n = (len(self) - T) // T        # sequences per epoch; T tokens are left over for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
-    def batch(self, starts, T, place='cpu'):
-        """The sequences at the given positions -> idx, targets (B, T) int64 on a device, views of one tensor."""
+    def batch(self, starts, T, device='cpu'):
+        """Returns the sequences at these starts as idx and targets, (B, T) int64 on a device, views of one tensor."""
         import torch        # not needed to prepare data
         x = torch.from_numpy(np.array([self.read(start, T + 1) for start in starts], np.int64))
-        if 'cuda' in place:
+        if 'cuda' in device:
             x = x.pin_memory()
-        x = x.to(place, non_blocking='cuda' in place)
+        x = x.to(device, non_blocking='cuda' in device)
         return x[:, :-1], x[:, 1:]
 
 @lru_cache(maxsize=8)       # two epochs of a few data sets
 def epoch_order(seed, epoch, n, T):
-    """Returns the starts of an epoch: each sequence of T tokens once. Their order depends on (seed, epoch) alone."""
-    # Raw words of Philox are the same in every version of numpy.
+    """Returns the starts of an epoch: each sequence of T tokens once, in an order set by seed and epoch alone."""
+    # Philox's raw words are the same in every version of numpy.
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
-    return np.argsort(words[1:], kind='stable') * T + int(words[0]) % T         # numpy 1 divides words[0] in float64
+    return np.argsort(words[1:], kind='stable') * T + int(words[0]) % T         # int: numpy 1 would use float64
 
 # -----------------------------------------------------------------------------
 

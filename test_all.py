@@ -266,7 +266,7 @@ def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, 
 @parametrize('name, line', rows('''
 train | n_kv_head: int = 0 .* key and value heads
 sample | top_k = 0 .* only the k likeliest
-prepare | pattern = .gpt2. .* how bpe cuts
+prepare | pattern = .gpt2. .* how bpe splits
 bench | learning_rate = 6e-3 .* the highest
 '''))
 def test_help_prints_every_option_with_its_comment(name, line):
@@ -2113,7 +2113,7 @@ def test_a_val_dataset_that_changes_is_noticed_beside_a_known_data_set_too():
     Prepared('names', **options)
     os.remove('data/downloads/names.txt')           # it is not needed afterwards
     write('v.txt', 'olivia\n' * 99)
-    with user_error('other texts or names'):
+    with user_error('other texts or paths'):
         Prepared('names', **options)
 
 def test_small_shards_are_read_as_one_array(monkeypatch):
@@ -2162,17 +2162,17 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
 
     write('corpus.txt', '#' + text[1:])
     os.utime('corpus.txt', (1, 1))          # an older file may also hold another text
-    with user_error('was made with other texts or names'):
+    with user_error('was made with other texts or paths'):
         find()
     write_corpus('corpus.txt', 25)
-    with user_error('was made with other texts or names'):
+    with user_error('was made with other texts or paths'):
         find()
     write('d/a.txt', 'a' * 99)
     write('d/val.txt', 'b' * 99)
     Prepared('d', tokenizer='byte')
     os.rename('d/a.txt', 'd/test.txt')
     os.rename('d/val.txt', 'd/a.txt')       # the same texts in other splits
-    with user_error('was made with other texts or names'):
+    with user_error('was made with other texts or paths'):
         Prepared('d', tokenizer='byte')
     os.unlink('corpus.txt')                 # its tokens are enough
     assert find() == folder
@@ -4059,29 +4059,29 @@ prepare.py --dataset=empty.txt | split is empty
 prepare.py --dataset=latin.txt | latin.txt is not UTF-8
 prepare.py --dataset=letter.txt | split is empty
 prepare.py --dataset=letter.txt --tokenizer=byte | split is empty
-prepare.py --dataset=no_field.jsonl | record 1, has to be an object with a text in 'text' (KeyError: 'text'; fields: a)
-prepare.py --dataset=messages.jsonl --text_field=messages | record 1, has to be an object with a text in 'messages' (
+prepare.py --dataset=no_field.jsonl | record 1, is not an object with a text in 'text' (KeyError: 'text'; fields: a)
+prepare.py --dataset=messages.jsonl --text_field=messages | record 1, is not an object with a text in 'messages' (
 prepare.py --dataset=half.jsonl | half.jsonl, record 2
-prepare.py --dataset=strings.json | record 1, has to be an object with a text in 'text' (TypeError: string indices
+prepare.py --dataset=strings.json | record 1, is not an object with a text in 'text' (TypeError: string indices
 prepare.py --dataset=under_key.json | fields: data
-prepare.py --dataset=broken.jsonl | broken.jsonl, record 2, has to be an object with a text in 'text' (JSON
+prepare.py --dataset=broken.jsonl | broken.jsonl, record 2, is not an object with a text in 'text' (JSON
 prepare.py --dataset=indented.json | indented.json, record 1
 prepare.py --dataset=latin.csv | latin.csv is not UTF-8
-prepare.py --dataset=comma.csv | comma.csv, record 1, has to be an object with a text in 'text' (Error: more or
-prepare.py --dataset=short.csv | short.csv, record 2, has to be an object with a text in 'text' (Error: more or fewer
-prepare.py --dataset=rows.tsv | rows.tsv, record 1, has to be an object with a text in 'text' (Error: a quote joins rows
-prepare.py --dataset=zero.jsonl | zero.jsonl, record 2, has to be an object with a text in 'text' (AttributeError
-prepare.py --dataset=pointer | pointer/a.txt only points to a file of Git LFS; run git lfs pull
+prepare.py --dataset=comma.csv | comma.csv, record 1, is not an object with a text in 'text' (Error: more or
+prepare.py --dataset=short.csv | short.csv, record 2, is not an object with a text in 'text' (Error: more or fewer
+prepare.py --dataset=rows.tsv | rows.tsv, record 1, is not an object with a text in 'text' (Error: a quote joins rows
+prepare.py --dataset=zero.jsonl | zero.jsonl, record 2, is not an object with a text in 'text' (AttributeError
+prepare.py --dataset=pointer | pointer/a.txt is only a Git LFS pointer; run git lfs pull
 prepare.py --dataset=small.txt --val_dataset=a.ZIP | a.ZIP has no text to use
 prepare.py --dataset=cut | cannot train on cut (val.bin
-prepare.py --dataset=quote.tsv | quote.tsv, record 2, has to be an object with a text in 'text' (Error: ' ' expected
-prepare.py --dataset=latin | iconv -f latin1 -t utf-8; the same for 1 file (latin/c.txt)
+prepare.py --dataset=quote.tsv | quote.tsv, record 2, is not an object with a text in 'text' (Error: ' ' expected
+prepare.py --dataset=latin | iconv -f latin1 -t utf-8, and do the same for 1 file (latin/c.txt)
 prepare.py --dataset=windows.txt | iconv -f cp1252
 prepare.py --dataset=utf16.txt | utf16.txt has no text to use
 prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
 prepare.py --dataset=chars | prepare.py --dataset=chars/input.txt --tokenizer=char
-prepare.py --dataset=small.txt --val_dataset=small.txt | there is no text
+prepare.py --dataset=small.txt --val_dataset=small.txt | no text at
 prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2 | vocab_size = 2 is not at least 3
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
 prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect
