@@ -5,7 +5,7 @@ Generates text from a trained model.
     python sample.py --out_dir=out/python --start='def' --temperature=0.8 --top_p=0.9
     python sample.py --out_dir=path/to/a/huggingface/folder --start=FILE:prompt.txt
 
-The first sample appears as it is generated, the others of the batch after it, then the speed.
+The first text appears as it is generated, then the rest of the batch and the speed.
 """
 import codecs
 import math
@@ -26,27 +26,27 @@ from model import (KVCache, Linear, can_pack, choose_compile, choose_device, cho
 from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
-out_dir = ''            # a run, a checkpoint, a Hugging Face folder, owner/model of the hub; '': the newest run in out/
-start = ''              # the prompt, or FILE:path; '': the end-of-text token, so that a new document begins
-num_samples = 4         # texts, generated as one batch
-max_new_tokens = 256    # tokens per text; a text that ends by itself is shorter
-temperature = 0.8       # below 1: the likelier tokens more often; 0: always the likeliest
-top_k = 0               # only the k likeliest tokens; 0: all
-top_p = 1.0             # only the likeliest tokens that together have this probability
-seed = 1337             # the same seed, device and settings give the same text
+out_dir = ''            # a run, checkpoint or Hugging Face folder, or owner/model on the hub ('': newest run in out/)
+start = ''              # the prompt, or FILE:path ('': the end-of-text token, after which a new document begins)
+num_samples = 4         # number of texts, generated as one batch
+max_new_tokens = 256    # tokens per text (less if a text ends)
+temperature = 0.8       # below 1 favors likely tokens; 0 always takes the likeliest
+top_k = 0               # draw only from the k likeliest tokens (0: all)
+top_p = 1.0             # draw only from the likeliest tokens that together have this probability
+seed = 1337             # same seed, device and options: same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16: of weights, activations, matmuls; of the matrices alone for
-                        # float16 on x86 without compile, and in a GGUF file, where auto is float16
-compile = False         # faster tokens, after half a minute of compiling: for long texts
-gguf = ''               # instead: write the model to this file for llama.cpp and Ollama, such as model.gguf
+dtype = 'auto'          # auto, float32, bfloat16, float16. On a CPU, 16 bits may mean the matrices only; in a GGUF
+                        # file they always do, and auto is float16
+compile = False         # generate faster, after half a minute or more of compiling
+gguf = ''               # if set, only export the model to this file (llama.cpp, Ollama), such as model.gguf
 # -----------------------------------------------------------------------------
-config = configure(globals(), quiet=True)     # standard output is the text alone
+config = configure(globals(), quiet=True)     # standard output has only the texts
 
 def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
-    logits (B, V) -> probabilities (B, n) and ids (B, n) of the tokens that may come: softmax of logits / temperature
-    for the top_k likeliest tokens, then for the fewest of these that together have top_p (nucleus sampling,
-    arXiv:1904.09751). ids is None if all tokens may come, in their order.
+    Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
+    logits / temperature over the top_k likeliest tokens, then over the fewest of them that together have top_p (nucleus
+    sampling, arXiv:1904.09751). ids is None for all tokens in order.
     """
     if temperature == 0:
         top_k, temperature = 1, 1.0
@@ -57,31 +57,30 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
         logits, ids = logits.sort(descending=True)
     probs = F.softmax(logits / temperature, -1)
     if top_p < 1:
-        before = probs.cumsum(-1) - probs               # what all likelier tokens have together
+        before = probs.cumsum(-1) - probs               # the sum over all likelier tokens
         probs = probs.masked_fill(before >= top_p, 0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs, ids
 
 def draw(probs, ids, u):
-    """One id (B,) for each row of probabilities, chosen by its number u (B,) in [0, 1)."""
+    """Returns one id (B,) per row of next_token_probs, chosen by the numbers u (B,) in [0, 1)."""
     edges = probs.cumsum(-1)
-    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge: the probability beyond is 0
+    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, where probability ends
     i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
 def next_logits(model, contexts, cache):
     """
-    Returns the logits (B, vocab_size) of the token after each context, a list of ids. Text i is row i of the
-    cache, which is empty or holds all but the last id of each. Cuts contexts that are longer than block_size: at first
-    to block_size, later to half of that, so that the cache is filled again only every block_size / 2 tokens.
+    Returns the logits (B, vocab_size) of the token after each context (a list of ids). Row i of the cache belongs to
+    text i and is empty, or holds all but its last id. A context longer than block_size is cut: at first to block_size,
+    later to half, so that the cache is refilled only every block_size / 2 tokens.
     """
     device, block_size = cache.lengths.device, model.config.block_size
     too_long = [context for context in contexts if len(context) > block_size]
     keep = block_size if cache.empty else max(block_size // 2, 1)
     for context in too_long:
         del context[:-keep]
-    needs_prefill = cache.empty or too_long
-    if not needs_prefill:
+    if not cache.empty and not too_long:
         new = torch.tensor([context[-1:] for context in contexts], device=device)
         return model.decode(new, cache)
     idx = pad_sequence([torch.tensor(context, device=device) for context in contexts], batch_first=True)
@@ -91,19 +90,18 @@ def next_logits(model, contexts, cache):
 @torch.inference_mode()
 def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, **sampling):
     """
-    Continues a batch of prompts, lists of ids that may differ in length -> yields a list of one id for each text,
-    max_new_tokens times or until every text has ended. ends: the ids that end a text, which from then on gets the first
-    of them, whichever it was.
+    Continues a batch of prompts (lists of ids of any length). Yields a list with one id per text, max_new_tokens times
+    or until every text has ended. ends: the ids that end a text; an ended text goes on yielding ends[0].
 
-    Text i depends on its prompt and seed + i alone. Ids from vocab_size on, which the model may have but the tokenizer
-    lacks, are never drawn. sampling: what next_token_probs takes.
+    Text i depends only on its prompt and seed + i. Ids from vocab_size on, which the tokenizer may lack, are never
+    drawn. sampling: the options of next_token_probs.
     """
     contexts = [[*prompt] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
     longest = max(map(len, contexts)) + max_new_tokens
     cache = KVCache(model, len(contexts), min(model.config.block_size, longest))
-    ended = set()           # the numbers of texts
+    ended = set()           # indexes of texts
     for i in range(max_new_tokens):
         logits = next_logits(model, contexts, cache)[:, :vocab_size]
         ids = draw(*next_token_probs(logits, **sampling), u[i]).tolist()
@@ -118,9 +116,8 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 
 def prompt_ids(tok, prompt, ends):
     """
-    The ids that a text begins with: those that open each text for this tokenizer (Llama's <s>; none in ours), which are
-    never shown, then those of the user's prompt, which may already begin with them. If there are none, the first of
-    `ends`: a new text begins after it.
+    Returns the ids to start from: the tokenizer's opening ids (Llama's <s>; ours has none), which are never shown, then
+    the prompt, unless it already begins with them. If both are empty, the first of `ends`: a new text follows it.
     """
     ids = tok.encode(prompt)
     if ids[:len(tok.opening)] != tok.opening:
@@ -128,7 +125,7 @@ def prompt_ids(tok, prompt, ends):
     return ids or ends[:1] or [0]
 
 def texts_of(steps, tok, ends):
-    """The texts that generate's steps make, without their ends."""
+    """Returns the texts made of the steps that generate() yields, without their ends."""
     return [tok.decode([id for id in ids if id not in ends]) for ids in zip(*steps)]
 
 # -----------------------------------------------------------------------------
@@ -136,9 +133,8 @@ def texts_of(steps, tok, ends):
 
 def prepare_model(model, device, dtype, compiled, rows):
     """
-    Changes the model for generation: moves it to `device`, casts it to `dtype`, and on a CPU gives each Linear a faster
-    forward if its matrix is packed or the code is compiled. If compiled, GPT.decode becomes its compiled form, for one
-    more token of each of `rows` texts.
+    Prepares a model for generation: moves it to `device`, casts it to `dtype`, and may give each Linear a faster
+    forward on a CPU. If compiled, replaces GPT.decode by a compiled version for one more token of each of `rows` texts.
     """
     packed = dtype == 'float16' and not compiled and can_pack(device)
     one_row = compiled and device == 'cpu' and rows == 1
@@ -146,23 +142,23 @@ def prepare_model(model, device, dtype, compiled, rows):
     model.to(device, torch.float32 if packed else getattr(torch, dtype)).eval()
     for layer in model.modules():
         if isinstance(layer, Linear) and packed:
-            # A copy of the matrix in float16, in the order in which FBGEMM reads it. The weights must not change
-            # afterwards. On Zen 4, a row times (32000, 288) takes 0.5 ms, and in F.linear 4.4 ms in float32, 2.2 in
-            # bfloat16. From 16 rows on, bfloat16 is faster, by a tenth to a half.
+            # This copies the matrix to float16 in FBGEMM's layout, so the weights must not change afterwards. On Zen 4,
+            # a row times (32000, 288) takes 0.5 ms; F.linear takes 4.4 ms in float32 and 2.2 in bfloat16. From 16 rows
+            # on, bfloat16 is faster by a tenth to a half.
             matrix = torch.ops.quantized.linear_prepack_fp16(layer.weight.detach(), layer.bias)
             layer.forward = partial(packed_linear, matrix)
         elif isinstance(layer, Linear) and one_row:
             layer.forward = partial(one_row_linear, layer)
     if not compiled:
         return
-    if 'cuda' in device:         # launches are recorded and played back as one
+    if 'cuda' in device:        # CUDA graphs: launches are recorded and replayed as one
         model.decode = torch.compile(model.decode, mode='reduce-overhead')
         return
     from torch._inductor import config as inductor
-    # The compiler packs the matrices, so that a token of 4 texts takes 0.7 times as long. As an option of
-    # torch.compile, this would come too late.
+    # Freezing lets the compiler pack the matrices (4 texts: 0.7 times as long). As an option of torch.compile it would
+    # come too late.
     inductor.freezing = rows > 1
-    # The input of a matrix is stored, not computed again for each of its rows, which takes 0.7 times as long.
+    # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
     options = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
     model.decode = torch.compile(model.decode, options=options)
 
@@ -183,21 +179,21 @@ def one_row_linear(layer, x):
 # the command
 
 def find_checkpoint(path):
-    """Like find_folder, but '' means the newest checkpoint of the newest run in out/."""
+    """Does what find_folder does, but '' means the newest checkpoint of the newest run in out/."""
     if not path:
         saved = [*Path('out').glob('*/step_*')]
         if not saved:
-            raise UserError('no run in out/ has a checkpoint yet; `python train.py` makes one in about 2 minutes')
+            raise UserError('no run in out/ has a checkpoint yet; run `python train.py`, which takes about 2 minutes')
         path = max(saved, key=os.path.getmtime).parent
     return find_folder(path, say)
 
-def say(text):          # to standard error: standard output is the text alone
+def say(text):          # standard output has only the texts
     print(text, file=sys.stderr)
 
 def print_texts(run, tok, prompt, ends):
     """Prints the first text as it is generated, then the others and the speed."""
     steps = []
-    decoder = codecs.getincrementaldecoder('utf-8')('replace')      # never shows half a character
+    decoder = codecs.getincrementaldecoder('utf-8')('replace')      # holds back incomplete characters
     print(prompt, end='')
     began = time.perf_counter()
     for ids in run():
@@ -236,11 +232,11 @@ def main():
             prompt = Path(start[5:]).expanduser().read_text(encoding='utf-8-sig')
         prompt.encode()             # fails if a byte of the command line was not UTF-8
     except (OSError, UnicodeError) as e:
-        raise UserError(f'cannot read the prompt {start} ({e}); use UTF-8, and the path of a file after FILE:')
+        raise UserError(f'cannot read the prompt {start} ({e}); use UTF-8 text, or FILE: and the path of a file')
     ids = prompt_ids(tok, prompt, ends)
     if max(ids) >= model.config.vocab_size:
         raise UserError(f'the prompt has the id {max(ids)}, but the model has only {model.config.vocab_size:,} tokens; '
-                        f'use another --start')
+                        f'change --start')
     if len(ids) > model.config.block_size:
         say(f'the prompt has {len(ids)} tokens; the model sees only the last {model.config.block_size} (its context)')
     prepare_model(model, device, dtype, compiled, num_samples)
@@ -248,7 +244,7 @@ def main():
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, ends, tok.vocab_size, seed,
                   temperature=temperature, top_k=top_k, top_p=top_p)
     if compiled:
-        for _ in islice(run(), 4):      # untimed: the prompt, then a step each to compile, warm up and record a graph
+        for _ in islice(run(), 4):      # untimed: the prompt, then a step each to compile, warm up and record graphs
             pass
     print_texts(run, tok, prompt, ends)
 

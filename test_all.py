@@ -265,7 +265,7 @@ def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, 
 
 @parametrize('name, line', rows('''
 train | n_kv_head: int = 0 .* key and value heads
-sample | top_k = 0 .* only the k likeliest
+sample | top_k = 0 .* only from the k likeliest
 prepare | pattern = .gpt2. .* how bpe splits
 bench | learning_rate = 6e-3 .* the highest
 '''))
