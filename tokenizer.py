@@ -7,9 +7,9 @@ Byte-pair encoding, first in its plainest form, then as a Tokenizer; and three s
     tok.decode(tok.encode('héllo'))    # 'héllo'
     tok.save('tokenizer.json')         # opens in Hugging Face `tokenizers` and `transformers` as it is
 
-A pattern cuts text into words, and a word is a sequence of bytes. Training merges the most frequent pair of neighbors
+A pattern splits text into words, and a word is a sequence of bytes. Training merges the most frequent pair of neighbors
 into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2). Encoding applies the
-same merges, earliest first. The first section is all of that in fifty lines. The core ends with Tokenizer. The
+same merges, earliest first. The first section does all of that in fifty lines. The core ends with Tokenizer. The
 reference after it computes the same ids faster, trains on large texts, and reads and writes files.
 """
 import errno
@@ -36,8 +36,8 @@ END_OF_TEXT = '<|endoftext|>'
 UNKNOWN = '<unk>'
 NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
 
-# How text is cut into words before any merging: no token crosses a cut. Before you add a pattern, read the comment
-# above cut_table.
+# How text is split into words before any merging. No token crosses a word's border. Before you add a pattern, read the
+# comment above cut_table.
 PATTERNS = {
     'gpt2': r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
     'gpt4': r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
@@ -45,14 +45,14 @@ PATTERNS = {
 }
 
 # -----------------------------------------------------------------------------
-# the algorithm in its plainest form: the tests compare everything below with it
+# the algorithm in its plainest form, with which the tests compare everything below
 
 def plain_words(text, pattern):
     """Returns the words of a text, each as a list of single bytes."""
     return [[bytes([b]) for b in word.encode()] for word in regex.findall(PATTERNS[pattern], text)]
 
 def plain_merge(word, pair):
-    """Joins a pair wherever it stands, from the left: plain_merge(['a', 'a', 'a'], ('a', 'a')) -> ['aa', 'a']"""
+    """Joins each occurrence of a pair, from the left: plain_merge(['a', 'a', 'a'], ('a', 'a')) -> ['aa', 'a']"""
     out = []
     i = 0
     while i < len(word):
@@ -94,7 +94,7 @@ def plain_encode(text, merges, pattern='gpt2'):
 # tokenizers: special tokens, encoding, decoding
 
 def special_pattern(special_tokens, form=str):
-    """Returns a pattern that splits str (or bytes) at special tokens, the longest first. None if there are none."""
+    """Returns a pattern that splits str (or bytes) at special tokens, the longest first, or None without any."""
     tokens = sorted(special_tokens, key=len, reverse=True)
     if '' in tokens:
         raise UserError('a special token cannot be empty; remove it')
@@ -104,9 +104,9 @@ def special_pattern(special_tokens, form=str):
     return re.compile(text if form is str else text.encode())
 
 class BaseTokenizer:
-    """Does what all tokenizers share. Subclasses call set_vocab, and define encode_ordinary and as_json."""
+    """Has what all tokenizers share. Subclasses call set_vocab, and define encode_ordinary and as_json."""
     opening = []        # ids before every prompt, such as Llama's <s>
-    fast = None         # a FastEncoder, if there is one
+    fast = None         # a FastEncoder, or None
 
     def set_vocab(self, vocab, special_tokens):
         """Sets the vocabulary, {id: bytes}, and adds the special tokens that it lacks."""
@@ -125,7 +125,7 @@ class BaseTokenizer:
 
     def encode(self, text):
         """Returns the ids of a text as a list. A special token becomes its own id, the longest where several fit."""
-        if self.fast and len(text) > LONG_TEXT:     # the same ids by another way
+        if self.fast and len(text) > LONG_TEXT:     # the same ids, faster
             return self.encode_to_numpy(text).tolist()
         ids = []
         for part in self.split_special(text):
@@ -151,24 +151,31 @@ class BaseTokenizer:
         # The next line gives b''.join([self.vocab[id] for id in ids]), but faster.
         return self.token_bytes.join(ids).tobytes()
 
-    # The methods below lead to the reference: arrays, bytes, streams and files.
-
     def encode_to_numpy(self, text):
         """Returns encode(text) as an array of uint16 (uint32 for more than 65,536 tokens): fastest for a long text."""
-        return encode_parts(self, self.split_special(text))
+        parts = self.split_special(text)
+        raw = b'\xff'.join([part.encode() for part in parts[::2]])
+        return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
 
     def encode_bytes(self, raw, special=()):
-        """Returns the ids of UTF-8 bytes as an array. The bytes 0xff in raw become the ids of the list `special`."""
-        return encode_bytes(self, raw, special)
+        """Returns the ids of UTF-8 as an array. Bytes 0xff, which UTF-8 never has, become the ids of `special`."""
+        if self.fast:
+            return self.fast.encode_bytes(raw, special)
+        first, *rest = raw.split(b'\xff')
+        ids = self.encode_ordinary(first.decode())
+        for id, part in zip(special, rest, strict=True):
+            ids += [id, *self.encode_ordinary(part.decode())]
+        return np.array(ids, self.dtype)
 
     def encode_iterable(self, chunks):
-        """Yields the ids of encode(''.join(chunks)) as they come, and holds STREAM bytes, or more if it must."""
+        """Yields the ids of encode(''.join(chunks)) as they come. Holds STREAM bytes, or more if no cut is safe."""
         for block in blocks(map(str.encode, chunks), STREAM, self.special_ids):
             yield from self.encode(block.decode())
 
     def save(self, path):
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
-        write_json(self, path)
+        with open(path, 'w', encoding='utf-8', newline='\n') as f:
+            json.dump(json_of(self), f, ensure_ascii=False, indent=1)
 
 class Tokenizer(BaseTokenizer):
     """Byte-level BPE: every text that UTF-8 can hold has ids, and decode(encode(text)) == text."""
@@ -185,14 +192,14 @@ class Tokenizer(BaseTokenizer):
         self.made = [self.id_of[a + b] for a, b in self.merges]         # made[rank] is the id of the merged pair
         self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
         if {*self.byte_ids, *self.made} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
-            raise UserError('a special token is an ordinary one too, or a merge is listed twice; use the files of one '
+            raise UserError('a special token is also an ordinary one, or a merge is listed twice; use the files of one '
                             'tokenizer, and other special tokens')
         if type(self).word_ids is Tokenizer.word_ids and in_order(self):        # not if a subclass overrides it
             self.fast = FastEncoder(self)
 
     def encode_ordinary(self, text):
         """Returns the ids of a text as a list. A special token in it is text like any other."""
-        if self.fast:       # the same ids by another way
+        if self.fast:       # the same ids, faster
             return self.fast.encode(text)
         return [id for word in self.pattern.findall(text) for id in self.word_ids(word)]
 
@@ -200,9 +207,9 @@ class Tokenizer(BaseTokenizer):
         """
         Returns the ids of one word: joins the pair of lowest rank, the left one of several, until no pair has a rank.
 
-        To change this, for BPE dropout perhaps, override it in a subclass: it is then called for every word of every
-        text, 30 times slower (encode_batch in prepare.py knows the split). An edit in place also needs `self.fast =
-        None`, because a FastEncoder remembers the ids of words, and merges the words of long texts by itself.
+        To change this (BPE dropout, say), override it in a subclass. It is then called for every word of every text,
+        which is 30 times slower (encode_batch in prepare.py knows the split). If you edit it here, set `self.fast =
+        None`, because a FastEncoder caches the ids of words, and merges the words of long texts itself.
         """
         rank_of = self.ranks.get
         ids = [self.byte_ids[b] for b in word.encode()]
@@ -227,14 +234,14 @@ class Tokenizer(BaseTokenizer):
 # -----------------------------------------------------------------------------
 # End of the core. What follows is reference: other tokenizers, the fast encoder, training, file formats.
 #
-# bytes, words, characters
+# byte, word and character tokenizers
 
 def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
     """Returns a Tokenizer with the 256 bytes and no merges."""
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
 
 class WordTokenizer(BaseTokenizer):
-    """A token for each of the given words (matches of \\w+|.), then <unk> for all others, then the special tokens."""
+    """Has a token for each of the given words (matches of \\w+|.), then <unk> for others, then the special tokens."""
     pattern_text = r'(?s)\w+|.'
     json_pattern = r'[\w\u200c\u200d&&[^²³¹¼-¾]]+|[\s\S]'     # the same in the regex of `tokenizers`
 
@@ -254,44 +261,25 @@ class WordTokenizer(BaseTokenizer):
         return pre_tokenizer, dict(type='WordLevel', vocab=self.ids, unk_token=UNKNOWN), dict(type='Fuse')
 
 class CharTokenizer(WordTokenizer):
-    """A token for each of the given characters, <unk> for every other one."""
+    """Has a token for each of the given characters, and <unk> for others."""
     pattern_text = r'(?s).'
     json_pattern = r'[\s\S]'
 
 # -----------------------------------------------------------------------------
-# encoding to arrays and from bytes
+# long texts, in blocks and on all cores
 
-def encode_parts(tok, parts):
-    """Returns the ids of ordinary texts with a special token between each two, as an array."""
-    raw = b'\xff'.join([part.encode() for part in parts[::2]])
-    return encode_bytes(tok, raw, [tok.special_ids[token] for token in parts[1::2]])
-
-def encode_bytes(tok, raw, special):
-    """Returns the ids of UTF-8 bytes. Each byte 0xff, which UTF-8 never has, becomes the next id of `special`."""
-    if tok.fast:
-        return tok.fast.encode_bytes(raw, special)
-    first, *rest = raw.split(b'\xff')
-    ids = tok.encode_ordinary(first.decode())
-    for id, part in zip(special, rest, strict=True):
-        ids += [id, *tok.encode_ordinary(part.decode())]
-    return np.array(ids, tok.dtype)
-
-# -----------------------------------------------------------------------------
-# long texts: in blocks, on all cores
-
-BLOCK = 1 << 21     # bytes that one process takes at a time
+BLOCK = 1 << 21     # bytes per item of work for a process
 STREAM = 1 << 16    # bytes of a stream that are encoded at once
-SMALL = 2           # this many blocks, or fewer, do not pay for processes
+SMALL = 2           # up to this many blocks, starting processes takes longer than it saves
 
-# after a letter or digit, if neither follows, no word of any pattern goes on. (?r) searches from the right
+# Every pattern ends a word between a letter or digit and any other character. (?r) searches from the right.
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
 
 def blocks(chunks, size, special_tokens=()):
-    """Joins chunks of UTF-8 bytes, cut anywhere, to blocks of about `size` or more, cut where no token can cross."""
+    """Joins chunks of UTF-8, cut anywhere, to blocks of about `size` bytes or more, cut where no token can cross."""
     special = special_pattern(special_tokens, bytes)
     longest = max(map(len, map(str.encode, special_tokens)), default=1)
-    rest = bytearray()
-    wanted = size
+    rest, wanted = bytearray(), size
     for chunk in chunks:
         rest += chunk
         if len(rest) < wanted:
@@ -307,21 +295,17 @@ def blocks(chunks, size, special_tokens=()):
 
 def find_cut(raw, sight, special):
     """
-    The last place to cut bytes: a SAFE_CUT behind all special tokens, else behind the last of them, else 0. One that
-    begins after `sight` may not be here as a whole.
+    Returns the last position where bytes can be cut: a SAFE_CUT after all special tokens, else after the last of them,
+    else 0. A special token that begins after `sight` may be incomplete.
     """
-    cut = 0
-    if special:
-        ends = [match.end() for match in special.finditer(raw) if match.start() <= sight]
-        cut = max(ends, default=0)
+    found = special.finditer(raw) if special else []
+    cut = max([match.end() for match in found if match.start() <= sight], default=0)
     text = raw[cut:max(cut, sight)].decode(errors='ignore')
     match = SAFE_CUT.search(text)
-    if match:
-        cut += len(text[:match.start()].encode())
-    return cut
+    return cut + len(text[:match.start()].encode()) if match else cut
 
 class NotUTF8(UserError):
-    """Bytes of a file that are not text in UTF-8. offset: how many come before them, if that is known."""
+    """A file is not text in UTF-8. offset: the position of error.object in the file, None if unknown."""
     def __init__(self, name, error, offset):
         raw, byte = error.object, error.object[error.start]
         where = '' if offset is None else f' at byte {offset + error.start}'
@@ -332,7 +316,7 @@ class NotUTF8(UserError):
                          f'{encoding} -t utf-8')
 
 def read_blocks(file, name, special_tokens=()):
-    """The blocks of a binary file; joined, they are the file. Raises UserError for bytes that are not UTF-8."""
+    """Yields the content of a binary file in blocks. Raises UserError for bytes that are not UTF-8."""
     offset = 0
     for block in blocks(iter(lambda: file.read(BLOCK), b''), BLOCK, special_tokens):
         try:
@@ -342,13 +326,13 @@ def read_blocks(file, name, special_tokens=()):
         offset += len(block)
         yield block
 
-# a fork shares what is already imported; where there is none (Windows) or it is unsafe (macOS), a new Python starts
+# A fork shares what is already imported. A new Python starts where fork is missing (Windows) or unsafe (macOS).
 START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
 
 def parallel_map(function, items, workers):
     """
-    map(function, items) in order, in other processes, with only a few items under way, so that a long input is never in
-    memory as a whole. Up to SMALL items are done here.
+    Computes map(function, items) in order, in other processes unless there are only SMALL items. Only a few items are
+    in memory at a time.
     """
     items = iter(items)
     first = list(islice(items, SMALL + 1))
@@ -369,19 +353,19 @@ def parallel_map(function, items, workers):
     except OSError as e:
         if e.errno != errno.EMFILE:
             raise
-        for process in multiprocessing.active_children():       # it would wait for work, and this one for its end
+        for process in multiprocessing.active_children():       # otherwise both processes would wait forever
             process.kill()
         raise UserError(f'too many open files for {workers} workers; use --workers=1, or run ulimit -n 4096 first')
 
 def set_work(function):
-    """Runs once in each new process: the function (which may hold a whole tokenizer) travels once, not per item."""
+    """Runs once in each new process, so that the function (which may hold a tokenizer) is sent once, not per item."""
     global work_function
     work_function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is the parent's to handle
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 def end_with_parent():
-    """A worker would wait for work forever if its parent were killed."""
+    """Ends a worker whose parent was killed; it would wait for work forever."""
     multiprocessing.parent_process().join()
     os._exit(1)
 
@@ -389,28 +373,28 @@ def work(item):
     return work_function(item)
 
 def default_workers():
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, 'sched_getaffinity'):
         return len(os.sched_getaffinity(0))
-    return min(os.cpu_count(), 61)          # Windows waits for no more processes at once
+    return min(os.cpu_count(), 61)          # the most processes that Windows waits for at once
 
 # -----------------------------------------------------------------------------
-# cutting text without a Python object per word: 400 MB/s a core, where regex.findall does 10 to 20
+# splitting text without a Python object per word: 400 MB/s per core; regex.findall reaches 10 to 20 MB/s
 #
-# Text is cut into pieces wherever two neighboring characters tell that the pattern ends a word. With GPT-2's,
-# [say "it's"] becomes [say] [ "] [it] ['s] ["]. Nearly every piece is one word; only distinct pieces that may be more
-# (such as ['so], since ['s] is a word) go to the pattern.
+# Text is cut into pieces wherever two neighboring characters show that the pattern ends a word. With GPT-2's,
+# [say "it's"] becomes [say] [ "] [it] ['s] ["]. Only distinct pieces that may be several words (such as ['so], because
+# ['s] is a word) go to the pattern.
 
-# The classes of bytes and characters, and the members of those from LETTER on. A later class takes members from an
-# earlier one, so that BLANK is ASCII white space but spaces and line ends, and UNSURE is white space beyond ASCII.
+# Classes of characters, with the members of those from LETTER on. A later class takes members from an earlier one:
+# BLANK is ASCII white space except spaces and line ends, and UNSURE is white space beyond ASCII.
 SEPARATOR, OTHER, LETTER, DIGIT, UNSURE, BLANK, SPACE, NEWLINE, APOSTROPHE = range(9)
 MEMBERS = r'\p{L}+', r'\p{N}+', r'\s+', r'[\t-\r]+', ' ', r'[\r\n]+', "'"
 
 @cache
 def class_tables():
     """
-    Returns the class of each code point, and that of each ASCII byte, for bytes.translate. All other bytes are a
-    SEPARATOR, as 0xff is, which separates texts since UTF-8 never has it.
+    Returns the class of each code point, and that of each byte for bytes.translate: bytes beyond ASCII are a SEPARATOR,
+    like 0xff, which separates texts because UTF-8 never has it.
     """
     text = np.arange(0x110000, dtype='<u4').tobytes().decode('utf-32-le', 'surrogatepass')
     of_char = np.full(0x110000, OTHER, np.uint8)
@@ -422,18 +406,16 @@ def class_tables():
 EXAMPLES = "slx 7!\t\n'\u3000"      # of every class but SEPARATOR
 BETWEEN, BEFORE = 1, 2              # where to cut: between two neighbors, before the first of them
 
-# A new pattern belongs in PATTERNS, and its name for GGUF in add_tokens of model.py. The functions here ask the pattern
-# itself, but rely on what the two have in common: they take runs of a class of characters as a unit (cut_table), take
-# letters in a row, with or without a space before them, as one word (split_pieces), and cut where SAFE_CUT and
-# FastEncoder say. The tests try every pattern.
+# Add a pattern to PATTERNS, and its name for GGUF to add_tokens in model.py. The functions here rely on properties that
+# the patterns share: runs of a class are a unit (cut_table), letters in a row, with or without a space before them, are
+# one word (split_pieces), and words end at SAFE_CUT. The tests try every pattern.
 
 @cache
 def cut_table(pattern):
     """
-    Where a pattern always cuts around neighbors of classes a and b: entry 16 a + b, for bytes.translate, is the sum of
-    BETWEEN and BEFORE. The pattern itself tells, on all texts of three EXAMPLES: more than three tell nothing new,
-    since these patterns take runs of a class whole. (The last of several spaces goes with the word behind them, so a
-    space and a letter tell of a cut before the space.)
+    Returns a table for bytes.translate: entry 16 a + b says where the pattern always cuts around neighbors of classes a
+    and b, as a sum of BETWEEN and BEFORE (the last of several spaces belongs to the word after them). It is found by
+    running the pattern on all texts of three EXAMPLES. Longer ones add nothing, because runs of a class are a unit.
     """
     of_char, _ = class_tables()
     table = np.full((16, 16), BETWEEN + BEFORE, np.uint8)
@@ -447,12 +429,12 @@ def cut_table(pattern):
             if i + 1 not in cut_at:
                 table[pair] &= BEFORE
 
-    table[UNSURE] = 0           # it has several bytes: a cut before the last one would be inside it
+    table[UNSURE] = 0           # has several bytes; a cut before the last would be inside the character
     table[SEPARATOR] = table[:, SEPARATOR] = BETWEEN
     return table.tobytes()
 
 def classes(raw):
-    """The class of each byte of UTF-8, which is that of its character: classes(' aé'.encode()) -> [6, 2, 2, 2]"""
+    """Returns the class of each byte's character in UTF-8: classes(' aé'.encode()) -> [6, 2, 2, 2]"""
     of_char, of_byte = class_tables()
     kinds = np.frombuffer(raw.translate(of_byte), np.uint8)
     if raw.isascii():
@@ -466,13 +448,13 @@ def classes(raw):
     return kinds
 
 def cuts(raw, pattern):
-    """Where the pieces of UTF-8 bytes begin, by two look-ups a byte: cuts(b'it is', 'gpt2') -> [0, 2]"""
+    """Returns where pieces of UTF-8 begin, with two look-ups per byte: cuts(b'it is', 'gpt2') -> [0, 2]"""
     kinds = classes(raw)
     neighbors = kinds[:-1] << 4 | kinds[1:]
-    says = np.frombuffer(neighbors.tobytes().translate(cut_table(pattern)), np.uint8)
+    cut = np.frombuffer(neighbors.tobytes().translate(cut_table(pattern)), np.uint8)
     begins = np.ones(len(raw), bool)
-    begins[1:] = says & BETWEEN
-    begins[1:-1] |= (says[1:] & BEFORE) > 0
+    begins[1:] = cut & BETWEEN
+    begins[1:-1] |= (cut[1:] & BEFORE) > 0
     return np.flatnonzero(begins)
 
 def split_pieces(pieces, pattern):
@@ -485,12 +467,12 @@ def split_pieces(pieces, pattern):
         yield piece
 
 # -----------------------------------------------------------------------------
-# numbering pieces: a hash table in numpy, where every step is taken for all keys at once
+# numbering pieces with a hash table in numpy, where every step is taken for all keys at once
 
 class Index:
     """
-    Numbers distinct keys from 1. A key is a row of two uint64. slots[hash of a key] holds its number, and keys[number]
-    the key; if another key has that slot, the next free one is taken. 6 ns a key, where a dict of bytes takes 100.
+    Numbers distinct keys (rows of two uint64) from 1. slots[hash of a key] holds its number, and keys[number] the key;
+    if another key has that slot, the next free one is used. Takes 6 ns per key; a dict of bytes takes 100.
     """
     def __init__(self):
         self.slots = np.zeros(1024, np.int32)           # three quarters are free, with number 0
@@ -498,21 +480,21 @@ class Index:
         self.size = 1
 
     def hash(self, keys):
-        """The slot where to look for each key first: the upper bits of a product."""
+        """Returns the slot where to look for each key first: the upper bits of a product."""
         mixed = (keys[:, 1] * np.uint64(0xC2B2AE3D27D4EB4F) ^ keys[:, 0]) * np.uint64(0x9E3779B97F4A7C15)
         return (mixed >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
 
     def differ(self, number, keys):
-        """Where the keys of these numbers, if they are not 0, differ from these keys."""
+        """Returns where the keys of these numbers, unless 0, differ from the given keys."""
         other = self.keys.take(number, axis=0) != keys
         return np.flatnonzero((other[:, 0] | other[:, 1]) & (number != 0))
 
     def find(self, keys):
-        """The number of each key, 0 for one that is not there."""
+        """Returns the number of each key, 0 if it is missing."""
         slot = self.hash(keys)
         number = self.slots.take(slot)
         other = self.differ(number, keys)
-        while len(other):                               # their slots hold other keys: try the next ones
+        while len(other):                               # their slots hold other keys, so try the next ones
             slot[other] = (slot[other] + 1) % len(self.slots)
             number[other] = self.slots[slot[other]]
             other = other[self.differ(number[other], keys[other])]
@@ -522,7 +504,7 @@ class Index:
         """Numbers keys that are new and distinct."""
         first = self.size
         self.size += len(keys)
-        if 4 * self.size > len(self.slots):         # grow, and give every key its slot again
+        if 4 * self.size > len(self.slots):         # grow, and insert all keys again
             self.slots = np.zeros(1 << (4 * self.size).bit_length(), np.int32)
             self.keys = np.resize(self.keys, (len(self.slots) // 4, 2))
             first = 1
@@ -531,12 +513,12 @@ class Index:
         slot = self.hash(self.keys[number])
         while len(number):
             free = self.slots[slot] == 0
-            self.slots[slot[free]] = number[free]       # of several keys the first, the most frequent, has the slot
+            self.slots[slot[free]] = number[free]       # of several keys, the first (most frequent) gets the slot
             left = self.slots[slot] != number
             number = number[left]
             slot = (slot[left] + 1) % len(self.slots)
 
-WINDOW = 1 << 17        # bytes that are worked on at once: they stay in the processor's cache
+WINDOW = 1 << 17        # bytes worked on at once, so that they stay in the processor's cache
 
 # OR with row n keeps the first n of 16 bytes and makes the others 0xff
 PADDING = b''.join([bytes(size) + b'\xff' * (16 - size) for size in range(17)])
@@ -544,9 +526,9 @@ PADDING = np.frombuffer(PADDING, '<u8').reshape(17, 2)
 
 class Pieces:
     """
-    Numbers the distinct pieces of texts. `all` lists them by number: 0 is none, 1 the separator 0xff. The key of a
-    piece of up to 15 bytes is the piece, padded with 0xff; that of a longer one is its number in a dict and eight of
-    its bytes, none of them 0xff.
+    Numbers the distinct pieces of texts. `all` lists them by number; 0 is none and 1 the separator 0xff. The key of a
+    piece of up to 15 bytes is the piece padded with 0xff. That of a longer one is its number in the dict `long` and
+    eight of its bytes, none of them 0xff.
     """
     def __init__(self, pattern):
         self.pattern = pattern
@@ -556,28 +538,27 @@ class Pieces:
         self.numbers(b'\xff', np.zeros(1, int))
 
     def read(self, raw):
-        """The numbers of the pieces of UTF-8 bytes, in order. New pieces get the next numbers."""
+        """Returns the numbers of the pieces of UTF-8 bytes, in order. New pieces get the next numbers."""
         numbers = [np.zeros(0, np.int32)]
-        at = 0
-        end = WINDOW
+        at, end = 0, WINDOW
         while at < len(raw):
             while end < len(raw) and raw[end] & 0xC0 == 0x80:       # not inside a character
                 end += 1
             window = raw[at:end]
             begin = cuts(window, self.pattern)
-            if end < len(raw):          # the last piece may go on: it is left to the next window
+            if end < len(raw):          # the last piece may continue, so it is left to the next window
                 window = window[:begin[-1]]
                 begin = begin[:-1]
             numbers.append(self.numbers(window, begin))
             at += len(window)
-            end = at + max(WINDOW, 2 * (end - at))      # what was left may be a long piece
+            end = at + max(WINDOW, 2 * (end - at))      # the rest may be a long piece
         return np.concatenate(numbers)
 
     def numbers(self, window, begin):
-        """The numbers of the pieces that begin at these places."""
+        """Returns the numbers of the pieces that begin at these positions."""
         size = np.diff(begin, append=len(window))
         end = begin + size
-        next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # the 16 bytes from each place on
+        next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # the 16 bytes from each position
         keys = next_16[begin].view('<u8').reshape(-1, 2)
         keys |= PADDING.take(size, axis=0, mode='clip')
         long = np.flatnonzero(size > 15)
@@ -586,7 +567,7 @@ class Pieces:
         number = self.index.find(keys)
         new = np.flatnonzero(number == 0)
         while len(new):
-            # A new piece may occur several times: add one per hash. Others with the same hash follow in later rounds.
+            # A new piece may occur several times, so add one per hash. Others with that hash follow in later rounds.
             _, first = np.unique(self.index.hash(keys[new]), return_index=True)
             first = new[np.sort(first)]
             self.index.add(keys[first])
@@ -599,10 +580,10 @@ def slices(raw, begin, end):
     return [raw[i:j] for i, j in zip(begin.tolist(), end.tolist())]
 
 # -----------------------------------------------------------------------------
-# training: count distinct words once, then merge in them, several pairs at a time
+# training: count distinct words, then merge several pairs at a time in them
 
 class WordCounter:
-    """A picklable function: UTF-8 bytes -> (this process, the pieces it had not met before, counts of all so far)."""
+    """A picklable function of UTF-8 bytes. Returns its process, the pieces new to it, and the counts of all so far."""
     def __init__(self, pattern, special_tokens=()):
         self.pieces = Pieces(pattern)
         self.special = special_pattern(special_tokens, bytes)
@@ -619,15 +600,13 @@ class WordCounter:
         return os.getpid(), self.pieces.all[known:], counts
 
 def add_counts(counted, pattern):
-    """Adds up what a WordCounter gave for the blocks of a text, in one or more processes. -> {word as bytes: count}"""
-    pieces = defaultdict(list)
-    counts = {}
+    """Adds up the results of WordCounters in one or more processes. Returns {word as bytes: count}."""
+    pieces, counts, total = defaultdict(list), {}, defaultdict(int)
     for process, new, so_far in counted:
         pieces[process] += new
         counts[process] = so_far
-    total = defaultdict(int)
     for process in pieces:
-        found = split_pieces(pieces[process][2:], pattern)      # the first two are none and the separator
+        found = split_pieces(pieces[process][2:], pattern)      # without none and the separator
         for piece, n in zip(found, counts[process][2:].tolist()):
             for word in piece.split(b'\xfe'):
                 total[word] += n
@@ -635,12 +614,12 @@ def add_counts(counted, pattern):
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
     """
-    Trains byte-level BPE on a text file. -> (vocab, merges)
+    Trains byte-level BPE on a text file. Returns (vocab, merges).
 
-    vocab: {id: bytes}: the 256 bytes, a token per merge, then the special tokens; fewer than vocab_size if the text
-    runs out of pairs. merges: [(bytes, bytes)] in order: the most frequent pair wins, ties go to the greater pair of
-    bytes. No merge crosses a special token. `workers` (processes, one per core by default) do not change the result.
-    Memory is bounded by the distinct words. Raises UserError for a small vocab_size, or text that is not UTF-8.
+    vocab is {id: bytes}: the 256 bytes, a token per merge, then the special tokens; fewer than vocab_size if the text
+    runs out of pairs. merges is [(bytes, bytes)] in order: the most frequent pair first; ties go to the greater pair.
+    No merge crosses a special token. `workers` (processes, one per core by default) do not change the result. Memory
+    grows with the number of distinct words. Raises UserError for a small vocab_size, or text that is not UTF-8.
     """
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
@@ -653,11 +632,10 @@ def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers
 def check_vocab_size(vocab_size, special_tokens):
     least = 256 + len(special_tokens)
     if vocab_size < least:
-        raise UserError(f'vocab_size {vocab_size} is too small: it counts bytes and special tokens, so give {least} '
-                        f'or more')
+        raise UserError(f'vocab_size = {vocab_size} does not hold the bytes and special tokens; use at least {least}')
 
 def merge_words(counts, vocab_size, special_tokens=()):
-    """{word as bytes: count} -> (vocab, merges), as train_bpe returns them; equal to plain_train."""
+    """Returns what train_bpe does, from {word as bytes: count}. Equal to plain_train."""
     state = Merging(counts, vocab_size - len(special_tokens))
     for batch in iter(state.next_batch, []):
         state.merge(batch)
@@ -666,19 +644,19 @@ def merge_words(counts, vocab_size, special_tokens=()):
 
 def every_other(at, length):
     """
-    Where to merge pairs of equal tokens of this length, which overlap in aaaa. at: where the pairs begin, sorted.
-    every_other([3, 4, 5, 9], 1) -> [3, 5, 9]
+    Returns where to merge pairs of equal tokens of this length, which overlap in aaaa. at: where the pairs begin,
+    sorted. every_other([3, 4, 5, 9], 1) -> [3, 5, 9]
     """
     index = np.arange(len(at))
     new_run = np.diff(at, prepend=0) != length
-    start = np.maximum.accumulate(index * new_run)      # of the run that each one is in
+    start = np.maximum.accumulate(index * new_run)      # index of the first pair in the run of each
     return at[(index - start) % 2 == 0]
 
-EDGE = -1               # stands around words in place of a token's id
+EDGE = -1               # the id before and after each word
 LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
 
 def group_pairs(a, b, weight):
-    """-> (an order that groups equal pairs of ids, without an EDGE; where each group begins, its pair, its weight)"""
+    """Returns an order that groups equal pairs of ids without an EDGE, and each group's begin, pair and weight."""
     inside = np.flatnonzero((a != EDGE) & (b != EDGE))
     pairs = a[inside].astype(int) << 32 | b[inside]
     order = np.argsort(pairs)
@@ -688,19 +666,16 @@ def group_pairs(a, b, weight):
 
 class Merging:
     """
-    The words in the middle of training. The result is plain_train's, but a merge touches only the places of its pair,
-    and some twenty pairs are merged at once: one at a time would take five times as long.
+    The state of training. The result is plain_train's, but a merge touches only the places of its pair, and about
+    twenty pairs are merged at once, which is five times as fast as one at a time.
 
-    Words stand end to end, with a place for each byte and an EDGE around each word. A token stands at the place of its
-    first byte: its id in `ids`, and where its neighbors stand in `next` and `previous`. With th merged, the word `the`
-    is 256 _ 101; what stands at _ is never read.
-
-    A pair gets a list of its places when the younger of its tokens is made; where the list begins in `places` is the
-    pair's number. It gains no place later, but other merges take some away: pair_at[place] is the number of the pair
-    that begins there now (0: none), and count[number] is always up to date.
-
-    The pool holds (count, bytes, bytes, number) of all pairs that count `floor` or more, sorted, the next one to merge
-    last. A count in it may be too high, which is put right when the pair comes up.
+    Words are stored end to end, with a place for each byte and an EDGE around each word. A token is stored at the place
+    of its first byte: its id in `ids`, the places of its neighbors in `next` and `previous`. With th merged, the word
+    `the` is 256 _ 101, where _ is never read. A pair gets a list of its places when the younger of its tokens is made;
+    the list's position in `places` is the pair's number. Other merges may invalidate its entries: pair_at[place] is the
+    number of the pair that begins there now (0: none), and count[number] is always up to date. The pool holds a sorted
+    (count, bytes, bytes, number) for each pair that counts `floor` or more; the last is merged next. A count in it may
+    be too high, and is corrected when the pair comes up.
     """
     def __init__(self, counts, max_tokens):
         self.merges = []
@@ -713,11 +688,11 @@ class Merging:
         self.previous = self.next - 2
         self.weight = np.repeat(np.array([0, *counts.values()], int), np.diff(edges, prepend=-1))
 
-        # a merge at a place takes a token away and brings two pairs at most: room for all of them, used as they come
+        # A merge at a place removes a token and adds at most two pairs, so this is room for all.
         n = len(self.ids)
         self.num_places = 1
-        self.places = np.zeros(3 * n, np.int32)             # of all pairs, one pair's after another's
-        # of each pair: a << 32 | b, how many places it has, how often it occurs
+        self.places = np.zeros(3 * n, np.int32)             # of all pairs, pair by pair
+        # for each pair: a << 32 | b, its number of places, its frequency
         self.pair_ids, self.size, self.count = np.zeros((3, 3 * n), int)
         self.pair_at = np.zeros(n, np.int32)
         self.pool = []
@@ -742,14 +717,14 @@ class Merging:
             insort(self.pool, entry)
 
     def entries(self, number):
-        """Lists what the pool holds of the pairs with these numbers."""
+        """Returns the pool's entries for the pairs with these numbers."""
         rows = zip(self.count[number].tolist(), self.pair_ids[number].tolist(), number.tolist())
         return [(count, self.vocab[pair >> 32], self.vocab[pair & LOW], n) for count, pair, n in rows]
 
     def refill(self):
         """
-        Fills the empty pool with the pairs that count at least half of what the best one does. Not with more: a low
-        floor would let in most new pairs.
+        Fills the empty pool with the pairs that count at least half as much as the best one. With a lower floor, most
+        new pairs would enter the pool.
         """
         count = self.count[:self.num_places]
         self.floor = max(1, count.max() // 2)
@@ -757,19 +732,16 @@ class Merging:
 
     def next_batch(self):
         """
-        The next pairs to merge, out of the pool; none at the end. They are the best ones, as long as no pair begins
-        with the token that another ends with: then no merge changes the count of another.
+        Takes the best pairs from the pool ([] at the end), up to one that begins with the token that another ends with,
+        or the reverse. So no merge changes the count of another.
         """
-        batch = []
-        firsts = set()
-        seconds = set()
+        batch, firsts, seconds = [], set(), set()
         while len(batch) < self.max_tokens - len(self.vocab):
             if not self.pool and not batch:
                 self.refill()
             if not self.pool:
                 break
-            entry = self.pool.pop()
-            count, x, y, number = entry
+            count, x, y, number = entry = self.pool.pop()
             now = int(self.count[number])
             if now < count:
                 if now >= self.floor:
@@ -784,7 +756,7 @@ class Merging:
         return batch
 
     def places_of(self, x, y, number):
-        """Where to merge a pair."""
+        """Returns the places where to merge a pair."""
         at = self.places[number:number + self.size[number]]
         at = at[self.pair_at[at] == number]
         if x == y:
@@ -792,27 +764,25 @@ class Merging:
         return at
 
     def merge(self, batch):
-        """Merges the pairs of the batch, up to the first that is overtaken."""
+        """Merges the pairs of a batch, up to the first that is overtaken."""
         old = len(self.vocab)
         places = [self.places_of(*entry[1:]) for entry in batch]
         at = np.concatenate(places)
         new = np.repeat(np.arange(old, old + len(batch)), [*map(len, places)])
-        # no other pair spells the same token: its bytes were merged alike wherever they stand
+        # No other pair makes the same token, because its bytes were merged alike everywhere.
         self.vocab += [x + y for _, x, y, _ in batch]
         stop = self.overtaken(batch, at, new)
         del self.vocab[old + stop:]
         self.pool += reversed(batch[stop:])
         kept = new < old + stop
-        at = at[kept]
-        new = new[kept]
-
+        at, new = at[kept], new[kept]
         middle = self.next[at]
         right = self.next[middle]
         self.ids[at] = new
         self.next[at] = right
         self.previous[right] = at
         left = self.previous[at]
-        left = left[self.ids[left] < old]          # between two new tokens there is one pair, not two
+        left = left[self.ids[left] < old]          # count the pair between two new tokens once
         changed = np.append(left, at)
         gone = np.append(changed, middle)
         np.subtract.at(self.count, self.pair_at[gone], self.weight[gone])
@@ -822,21 +792,20 @@ class Merging:
 
     def overtaken(self, batch, at, new):
         """
-        How many pairs of the batch come before every pair that an earlier one makes: its new token with a neighbour.
-        The neighbour on the right may be about to merge itself: (ab, c) is counted for (ab, cd), whose count is no
-        higher and which sorts just above (ab, c). No pair of the batch lies between: ab is new and begins none of them.
+        Returns how many pairs of the batch come before every pair that an earlier one makes (its new token with a
+        neighbor). The right neighbor may be merged in this batch, too: (ab, c) is counted for (ab, cd), which is no
+        more frequent and sorts just above (ab, c). No pair of the batch is between them, because ab is new.
         """
         left = self.ids[self.previous[at]]
         right = self.ids[self.next[self.next[at]]]
         weight = np.tile(self.weight[at], 2)
         _, _, pairs, count = group_pairs(np.append(left, new), np.append(new, right), weight)
         near = count >= batch[-1][0]
-        old = len(self.vocab) - len(batch)
-        stop = len(batch)
+        old, stop = len(self.vocab) - len(batch), len(batch)
         for n, pair in zip(count[near].tolist(), pairs[near].tolist()):
             a, b = pair >> 32, pair & LOW
             entry = n, self.vocab[a], self.vocab[b]
-            maker = max(a, b) - old         # the younger token is the new one
+            maker = max(a, b) - old         # the younger token is new
             while stop > maker + 1 and batch[stop - 1][:3] < entry:
                 stop -= 1
         return stop
@@ -845,20 +814,20 @@ class Merging:
 # encoding and decoding with arrays
 
 LONG_WORD = 500         # characters from which arrays are faster for a single word
-LONG_TEXT = 3000        # characters from which arrays are faster; a text of this length takes 150 us either way
-MAX_PIECES = 1 << 18    # pieces of text whose ids are kept in a dict
-MAX_IDS = 1 << 20       # ids that are kept in a table
-BATCH = 1 << 14         # arrays that are joined at once: they stay in the processor's cache
+LONG_TEXT = 3000        # characters from which arrays are faster for a text (150 us at this length)
+MAX_WORDS = 1 << 18     # most words in a dict
+MAX_IDS = 1 << 20       # most ids in a table
+BATCH = 1 << 14         # arrays joined at once, so that they stay in the processor's cache
 
 class Ragged:
-    """Short arrays of one type. flat: all of them end to end; size: how many items each has."""
+    """Short arrays of one dtype. flat: all of them end to end; size: the length of each."""
     def __init__(self, flat, size):
         self.flat = flat
         self.size = np.asarray(size)
         self.begin = np.cumsum(size) - size
 
     def join(self, index):
-        """The arrays of these numbers end to end: 'a', 'bc', 'd' joined by [1, 0, 1] are 'bcabc'."""
+        """Returns the arrays with these numbers end to end: 'a', 'bc', 'd' joined by [1, 0, 1] are 'bcabc'."""
         parts = [self.flat[:0]]
         for i in range(0, len(index), BATCH):
             part = index[i:i + BATCH]
@@ -871,31 +840,29 @@ class Ragged:
 def ragged_bytes(tokens):
     return Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
 
-class Cache(dict):
-    """A dict of limited size that calls a function for missing keys."""
-    def __init__(self, function):
-        self.function = function
+class WordIds(dict):
+    """The ids of words, computed when they are first needed, for a limited number of words."""
+    def __init__(self, tok, fast):
+        self.tok, self.fast = tok, fast
 
-    def __missing__(self, key):
-        if len(self) >= MAX_PIECES:
+    def __missing__(self, word):
+        if len(self) >= MAX_WORDS:
             self.clear()
-        value = self[key] = self.function(key)
-        return value
+        long = len(word) > LONG_WORD
+        ids = self[word] = self.fast.ids_of_pieces([word.encode()])[0].tolist() if long else self.tok.word_ids(word)
+        return ids
 
 def in_order(tok):
     """Returns whether each token is made by one merge, of bytes or tokens made before, as in training."""
-    known = {*tok.byte_ids}
-    for (a, b), id in zip(tok.ranks, tok.made):
-        if id in known or a not in known or b not in known:
-            return False
-        known.add(id)
-    return True
+    born = dict.fromkeys(tok.byte_ids, -1) | {id: rank for rank, id in enumerate(tok.made)}
+    ordered = all(born.get(a, rank) < rank > born.get(b, rank) for rank, (a, b) in enumerate(tok.ranks))
+    return ordered and len(born) == 256 + len(tok.made)
 
-# what stands for classes of characters in ASCII
+# the ASCII members of classes of characters
 ASCII = {r'\p{L}': 'A-Za-z', r'\p{N}': '0-9', r'\s': r'\t-\r '}
 
 def ascii_form(pattern):
-    """Returns the pattern for ASCII in the syntax of `re`, which finds words in half of the time that regex takes."""
+    """Returns the pattern for ASCII text in the syntax of `re`, which is twice as fast as regex."""
     parts = re.split(r'(\[.*?\])', pattern)         # every second one is in brackets
     for name, members in ASCII.items():
         parts = [part.replace(name, members if i % 2 else f'[{members}]') for i, part in enumerate(parts)]
@@ -903,18 +870,14 @@ def ascii_form(pattern):
 
 class FastEncoder:
     """
-    Encodes text for a Tokenizer in one of two ways, with the same ids.
-
-    A short text is split in Python, and a dict has the ids of known words: 20 characters take 2 us, and a new word 6.
-    With arrays they take 45 us and 450 us, but a million characters take a third of the time. A table then has the ids
-    of all Pieces seen before, and new pieces are merged together.
+    Computes a Tokenizer's ids in one of two ways. A short text is split in Python, and WordIds has the ids of words: 20
+    characters take 2 us, and a new word 6. Arrays take 45 us and 450 us for these, but only a third of the time for a
+    million characters. A table then has the ids of all Pieces seen before, and new pieces are merged together.
     """
     def __init__(self, tok):
         self.find_words = tok.pattern.findall
         self.find_ascii = re.compile(ascii_form(tok.pattern.pattern)).findall
-        self.word_ids = tok.word_ids
-        self.words = Cache(self.ids_of_word)
-
+        self.words = WordIds(tok, self)
         self.pattern = tok.pattern_name
         self.dtype = tok.dtype
         self.separator = tok.byte_ids[0xff]
@@ -933,14 +896,9 @@ class FastEncoder:
         find = self.find_ascii if text.isascii() else self.find_words
         return [*chain.from_iterable(map(self.words.__getitem__, find(text)))]
 
-    def ids_of_word(self, word):
-        if len(word) < LONG_WORD:
-            return self.word_ids(word)
-        return self.ids_of_pieces([word.encode()])[0].tolist()
-
     def encode_bytes(self, raw, special):
         """Returns the ids of UTF-8 bytes as an array, where each byte 0xff becomes the next id of `special`."""
-        try:            # taken while in use: another thread makes its own
+        try:            # a table in use is not in the list, so another thread makes its own
             pieces, table = self.tables.pop()
         except IndexError:
             pieces = Pieces(self.pattern)
@@ -957,20 +915,17 @@ class FastEncoder:
         return ids
 
     def ranks_of(self, a, b):
-        """The rank of each pair of ids, NONE for one that is never merged."""
+        """Returns the rank of each pair of ids, or NONE."""
         number = self.pairs.find(np.stack([a, b], 1).astype(np.uint64))
-        return number.view(np.uint32) - np.uint32(1)        # number 0, which is not there, becomes NONE
+        return number.view(np.uint32) - np.uint32(1)        # 0 (missing) becomes NONE
 
     def ids_of_pieces(self, pieces, most=32):
         """
-        Returns the ids of many pieces end to end, and how many each piece has. A piece has a byte 0xfe between words.
-        Those of more than `most` bytes are cut, because merge_pieces would take a round for each of their merges.
+        Returns the ids of many pieces end to end, and the number of ids of each. A piece has a byte 0xfe between words.
+        Pieces of more than `most` bytes are cut, because merge_pieces takes a round for each of their merges.
         """
         long = [i for i, piece in enumerate(pieces) if len(piece) > most]
-        short = [*pieces]
-        for i in long:
-            short[i] = b''
-        ids, size = self.merge_pieces(short)
+        ids, size = self.merge_pieces([piece if len(piece) <= most else b'' for piece in pieces])
         if long:
             more, more_sizes = self.ids_of_long([pieces[i] for i in long], most)
             owner = np.append(np.repeat(np.arange(len(pieces)), size), np.repeat(long, more_sizes))
@@ -980,12 +935,11 @@ class FastEncoder:
 
     def ids_of_long(self, pieces, most):
         """
-        Does the same in parts of `most` bytes that overlap by half. Where two of them have the same token, the second
-        takes over. The ids are right, because each two neighbors are what BPE makes of their bytes, and the first merge
-        across a border of tokens would also come in these two alone. If two parts share no token, all get longer.
+        Does the same with parts of `most` bytes that overlap by half. Where two parts have the same token, the second
+        takes over. The ids are right because any two neighbors are what BPE makes of their bytes, and the first merge
+        across a border of tokens would also occur in these two alone. If two parts share no token, all get longer.
         """
-        parts, owner, start, cut = [], [], [], []
-        at = 0
+        parts, owner, start, cut, at = [], [], [], [], 0
         for i, piece in enumerate(pieces):
             for word in piece.split(b'\xfe'):
                 for j in range(0, max(len(word) - most // 2, 1), most // 2):
@@ -1010,10 +964,9 @@ class FastEncoder:
 
     def merge_pieces(self, pieces):
         """
-        Returns what ids_of_pieces does. Merges as Tokenizer.word_ids does, in a quarter of the time.
-
-        `ids` has the words end to end, with an EDGE after each, `owner` the piece of each id, and `rank` the rank of
-        its pair with the next id. A round merges the pair of lowest rank in each piece. Pieces without a pair leave.
+        Does the same without cutting, in a quarter of the time that Tokenizer.word_ids takes. A round merges the pair
+        of lowest rank in each piece; pieces without one are done. `ids` has the words end to end, with an EDGE after
+        each, `owner` the piece of each id, and `rank` the rank of its pair with the next id.
         """
         raw = np.frombuffer(b'\xff'.join([*pieces, b'']), np.uint8)
         ids = self.byte_ids[raw]
@@ -1033,10 +986,9 @@ class FastEncoder:
             kept = np.ones(len(ids), bool)
             kept[at + 1] = False
             ids, owner, rank = ids[kept], owner[kept], rank[kept]
-            at -= np.arange(len(at))        # where the new ids are now
+            at -= np.arange(len(at))        # positions of the new ids now
             near = np.append(at - 1, at)
-            rank[near] = self.ranks_of(ids[near], ids[near + 1])        # NONE beside an EDGE
-
+            rank[near] = self.ranks_of(ids[near], ids[near + 1])        # NONE next to an EDGE
         ids, owner = map(np.concatenate, zip(*done))
         inside = ids != EDGE
         owner = owner[inside]
@@ -1053,12 +1005,12 @@ def byte_level(use_regex):
     return dict(type='ByteLevel', add_prefix_space=False, trim_offsets=True, use_regex=use_regex)
 
 def cut_like(pattern_name):
-    """The pre_tokenizer that cuts with one of our patterns. ByteLevel knows GPT-2's by itself."""
+    """Returns the pre_tokenizer that splits with one of our patterns. ByteLevel has GPT-2's built in."""
     if pattern_name == 'gpt2':
         return byte_level(use_regex=True)
     return dict(type='Sequence', pretokenizers=[split_at(PATTERNS[pattern_name]), byte_level(use_regex=False)])
 
-# GPT-2's table: each byte as a character that prints, so that a token can be a key in JSON
+# GPT-2's table: each byte as a printable character, so that a token can be a key in JSON
 HIDDEN = [b for b in range(256) if chr(b) == ' ' or not chr(b).isprintable()]
 TO_CHAR = {b: chr(256 + i) for i, b in enumerate(HIDDEN)}
 
@@ -1078,21 +1030,19 @@ def bpe_as_json(tok):
     model = dict(type='BPE', vocab=vocab, merges=merges)
     return cut_like(tok.pattern_name), model, byte_level(tok.pattern_name == 'gpt2')
 
-def write_json(tok, path):
+def json_of(tok):
     pre_tokenizer, model, decoder = tok.as_json()
     added = [dict(id=id, content=tok.vocab[id].decode(), single_word=False, lstrip=False, rstrip=False,
                   normalized=False, special=True) for id in sorted(tok.special_ids.values())]
-    data = dict(version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
+    return dict(version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
                 pre_tokenizer=pre_tokenizer, post_processor=None, decoder=decoder, model=model)
-    with open(path, 'w', encoding='utf-8', newline='\n') as f:
-        json.dump(data, f, ensure_ascii=False, indent=1)
 
-ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # what known models end a document with
+ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # tokens with which known models end a document
 
 def find_ends(folder, eot=None):
     """
-    Returns the ids that end a text of the model in a folder: eot, with which its documents end, then those in
-    config.json and generation_config.json, which may also end a turn of a chat. In a data folder, meta.json has one.
+    Returns the ids that end a text of the model in a folder: eot, which ends its documents, then those in config.json
+    and generation_config.json, which may also end a turn of a chat. In a data folder, meta.json has one.
     """
     ends = [eot]
     for name in 'config.json', 'generation_config.json', 'meta.json':
@@ -1100,12 +1050,12 @@ def find_ends(folder, eot=None):
             data = read_json(folder / name)
             found = data.get('eos_token_id', data.get('eot'))
             ends += found if isinstance(found, list) else [found]
-    return [id for id in dict.fromkeys(ends) if isinstance(id, int) and id >= 0]         # some files say -1 for none
+    return [id for id in dict.fromkeys(ends) if isinstance(id, int) and id >= 0]         # some files have -1 for none
 
 def load_tokenizer(path):
     """
-    Opens a tokenizer.json of ours or of Hugging Face, with its ids. If none of its tokens is one of ENDS, eot is the
-    first end that the files beside it name. Raises UserError.
+    Loads our own tokenizer.json, or one from Hugging Face with its ids. If none of its tokens is in ENDS, eot is the
+    first end in the files next to it. Raises UserError.
     """
     path = Path(path)
     others = [path.with_name(name) for name in ('tokenizer.model', 'vocab.json') if path.with_name(name).exists()]
@@ -1115,7 +1065,7 @@ def load_tokenizer(path):
     data = read_json(path)
     try:
         tok = read_tokenizer(data) or ForeignTokenizer(path)
-    except Exception as e:      # tokenizers has no class of errors of its own
+    except Exception as e:      # tokenizers raises plain Exceptions
         raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); those that '
                         f'prepare.py makes work, as does byte-level BPE with the pattern of GPT-2 or GPT-4, and, after '
                         f'`pip install tokenizers`, most others of language models')
@@ -1126,29 +1076,25 @@ def load_tokenizer(path):
     tok.eot = next((id for id in known if id < tok.vocab_size), None)
     return tok
 
-# the settings that are known here or change no id
+# settings that are supported here or change no id
 KNOWN = """version truncation padding added_tokens pre_tokenizer decoder model post_processor type vocab merges
     unk_token fuse_unk add_prefix_space trim_offsets use_regex id content normalized special""".split()
 
 def read_tokenizer(data):
-    """The tokenizer in a tokenizer.json, None if it asks for more than ours do. Raises an error for nonsense."""
+    """Returns the tokenizer in a tokenizer.json, None if it needs more than ours do. Raises an error for nonsense."""
     model, post_processor = data['model'], data.get('post_processor') or {}
     if post_processor.get('special_tokens') == {}:      # a template that adds no token
         post_processor = {}
     for part in data, model, post_processor, *data['added_tokens']:
         if any(value and key not in KNOWN for key, value in part.items()):
             return None
-    if not all(token['special'] for token in data['added_tokens']):         # others are found in every text
+    if not all(token['special'] for token in data['added_tokens']):         # others match in ordinary text, too
         return None
     special = {token['content']: token['id'] for token in data['added_tokens']}
 
-    tok = None
-    if model.get('type', 'BPE') == 'BPE':
-        tok = read_bpe(data, special)
-    elif model['type'] == 'WordLevel':
-        tok = read_words(data, special)
-    if tok and tok.special_ids == special:
-        return tok
+    read = dict(BPE=read_bpe, WordLevel=read_words).get(model.get('type', 'BPE'))
+    tok = read and read(data, special)
+    return tok if tok and tok.special_ids == special else None
 
 def read_bpe(data, special):
     """Returns the Tokenizer in a tokenizer.json, None if its pattern is not known, or if it lacks a byte."""
@@ -1170,7 +1116,7 @@ def read_words(data, special):
             return tok
 
 def find_pattern(pre_tokenizer):
-    """The name of our pattern that a pre_tokenizer (changed here) stands for, None if it stands for none."""
+    """Returns the name of the pattern that a pre_tokenizer (changed here) has, None for another one."""
     for part in pre_tokenizer.get('pretokenizers', [pre_tokenizer]):
         if part['type'] == 'ByteLevel':
             part.setdefault('use_regex', True)
@@ -1183,9 +1129,8 @@ PROBE = "It's 12  cafés,\n\tin 北京 😀"
 
 class ForeignTokenizer(BaseTokenizer):
     """
-    A tokenizer.json that cuts or spells in other ways (SmolLM's, Qwen's, Llama's), through the package `tokenizers`,
-    whose ids it gives. Its normalizer may change a text (Qwen's composes é). Raises that package's errors, and
-    ValueError if PROBE does not come back.
+    Wraps `tokenizers` for a tokenizer.json with another pattern or spelling (SmolLM's, Qwen's, Llama's). Its normalizer
+    may change a text (Qwen's composes é). Raises the package's errors, and ValueError if PROBE does not come back.
     """
     def __init__(self, path):
         from tokenizers import Tokenizer as Theirs
