@@ -1,5 +1,5 @@
 """
-Settings without a framework. A script lists its options as plain globals and reads the command line under them:
+Options without a framework. A script lists its options as plain globals, then reads the command line:
 
     batch_size = 12      # sequences per optimizer step
     config = configure(globals())
@@ -31,35 +31,34 @@ from filelock import FileLock, Timeout
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
-# what people type from habit, and what to do here instead
+# options that people type from habit, and what to do here instead
 FOREIGN = {
-    'gradient_accumulation_steps': 'batch_size counts all sequences of an optimizer step here: set batch_size to '
+    'gradient_accumulation_steps': 'batch_size counts all sequences of an optimizer step here, so set batch_size to '
         "nanoGPT's batch_size * gradient_accumulation_steps, and micro_batch_size to nanoGPT's batch_size",
-    'eval_iters': 'validation reads the same sequences every time: set eval_tokens to eval_iters * batch_size * '
-        'block_size',
+    'eval_iters': 'set eval_tokens to eval_iters * batch_size * block_size',
     'decay_lr': 'set --min_lr to the learning rate for a constant one',
     'always_save_checkpoint': 'a checkpoint is saved every save_interval steps, and the best is kept',
-    'muon_every': 'muon updates every matrix at every step now: delete this line or argument',
-    'num_epochs': 'set max_iters; the start-up lines say how many epochs that is',
-    'what': 'it is an option of bench.py: run `python bench.py` with these arguments',
-    'question': 'it is an option of bench.py: run `python bench.py` with these arguments',
+    'muon_every': 'muon updates every matrix at every step now, so delete this line or argument',
+    'num_epochs': 'set max_iters; the start-up lines print how many epochs that is',
+    'what': 'run `python bench.py` with these arguments',
+    'question': 'run `python bench.py` with these arguments',
 }
 
 # -----------------------------------------------------------------------------
 # errors, output and files
 
 class UserError(Exception):
-    """A mistake that a person can make and fix. The message is one line that ends with what to do next."""
-    status = 2          # of the process
-    kind = 'error'      # how the line begins
+    """A mistake that users can fix. The message is one line that ends with what to do next."""
+    status = 2          # exit status
+    kind = 'error'      # beginning of the line
 
 class Diverged(UserError):
-    """The loss or a weight is no longer finite."""
+    """The loss or a weight became nan or inf."""
     status = 3
     kind = 'diverged'
 
 class Output:
-    """A stream that may lose its reader: a closed terminal, a broken pipe or a full disk is not an error."""
+    """Wraps a stream so that a closed terminal, a broken pipe or a full disk is not an error."""
     def __init__(self, stream):
         self.stream = stream or open(os.devnull, 'w')       # None if it was closed: >&-
 
@@ -74,27 +73,27 @@ class Output:
     def flush(self):
         pass
 
-# a disk that is full or read-only, a name that is taken by something else, a folder on a network that is not there
+# a disk that is full or read-only, a name that is taken, a network folder that is missing
 FULL_OR_CLOSED = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENAMETOOLONG ENOLCK ENOTSUP'.split()
 
 def launch(main):
-    """Runs a script's main. Mistakes, a missing package, Ctrl-C or a full disk are one line; bugs keep a traceback."""
+    """Runs a script's main. Prints one line for mistakes, missing packages, Ctrl-C or a full disk; bugs raise."""
     try:
         main()
         return
-    except BrokenPipeError:         # `| head` has read enough, which is not an error
+    except BrokenPipeError:         # `| head` has read enough; not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     except UserError as e:
         line, status = ' '.join(f'{e.kind}: {e}'.split()), e.status
     except ModuleNotFoundError as e:
-        line, status = f'error: this needs one more package: pip install {e.name}', 2
+        line, status = f'error: the package {e.name} is missing; run: pip install {e.name}', 2
     except KeyboardInterrupt:
         line, status = '\nstopped', 130
     except OSError as e:
         if errno.errorcode.get(e.errno) not in FULL_OR_CLOSED:
             raise
-        line, status = f'error: {e}: make room, or choose a folder that you may write to, then run this again', 2
+        line, status = f'error: {e}; make room or use a folder that you may write to, then run this again', 2
     print(line, file=sys.stderr)
     sys.exit(status)
 
@@ -103,8 +102,8 @@ def read_json(path):
     try:
         with open(path, encoding='utf-8') as f:
             return {**json.load(f)}
-    except (OSError, ValueError, TypeError) as e:       # a TypeError if it is a list, say
-        raise UserError(f'cannot read {path} ({e}); check the path, or make it again')
+    except (OSError, ValueError, TypeError) as e:       # a TypeError for a list, say
+        raise UserError(f'cannot read {path} ({e}); check the path, or make the file again')
 
 def file_sha256(path):
     digest = hashlib.sha256()
@@ -114,13 +113,13 @@ def file_sha256(path):
     return digest.hexdigest()
 
 def write(path, text):
-    """Replaces the text of a file in one go: a reader sees either the old text or the new one."""
+    """Replaces the text of a file at once, so that readers see either the old text or the new one."""
     unfinished = path.with_name(f'.{path.name}.partial')
     unfinished.write_text(text, encoding='utf-8', errors='backslashreplace')        # a path may not be UTF-8
     unfinished.replace(path)
 
 def sync(path):
-    """Waits until a file, or the list of names in a folder, is on the disk."""
+    """Waits until a file, or a folder's list of names, is on the disk."""
     with suppress(PermissionError):         # Windows cannot open a folder
         handle = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
         os.fsync(handle)
@@ -128,7 +127,7 @@ def sync(path):
 
 def lock(path, wait=True):
     """
-    Returns a context in which no other process holds this lock file. If one does, waits, or raises UserError. Where
+    Returns a context in which this process holds a lock file. If another one holds it, waits or raises UserError. If
     files cannot be locked, as in some network folders, warns and returns a context without a lock.
     """
     try:
@@ -147,7 +146,7 @@ def lock(path, wait=True):
 
 @contextmanager
 def new_folder(folder):
-    """A folder to fill, which gets its name only when all of it is on the disk; after an error it is gone."""
+    """Yields a temporary folder. It is renamed to `folder` once its files are on disk, or removed on error."""
     unfinished = folder.with_name(f'.{folder.name}.partial')
     shutil.rmtree(unfinished, ignore_errors=True)           # left by a process that was killed
     try:
@@ -162,7 +161,7 @@ def new_folder(folder):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 # -----------------------------------------------------------------------------
-# what is printed
+# printed texts
 
 def count(n, noun):
     """count(1, 'file') -> '1 file', count(2000, 'file') -> '2,000 files'"""
@@ -176,7 +175,7 @@ def command(script, *arguments):
     return shlex.join(['python', str(path), *arguments])
 
 def conversion(kind, folder):
-    """Returns a command that saves a model's files again, in today's formats. kind: a class of transformers."""
+    """Returns a command that saves a model's files in current formats. kind: a class of transformers."""
     path = json.dumps(str(folder))
     code = f'from transformers import {kind} as A; A.from_pretrained({path}).save_pretrained({path})'
     return shlex.join(['python', '-c', code])
@@ -186,8 +185,8 @@ def conversion(kind, folder):
 
 class Options(dict):
     """
-    Options by name. defaults: their values before any was set. source: {option that was set: the argument that set it}.
-    mirrors: other dicts that hold some of them, such as the globals of a script; read() writes new values there, too.
+    Options by name. defaults: their values before any was set. source: {option: the argument that set it}. mirrors:
+    other dicts to keep up to date, such as a script's globals; read() updates them, too.
     """
     def __init__(self, defaults, mirrors=()):
         super().__init__(defaults)
@@ -203,7 +202,7 @@ class Options(dict):
             elif argument.endswith('.py'):
                 found = run_file(argument, self)
             else:
-                raise UserError(f'cannot read the argument {argument!r}: give a config file (*.py) or --key=value')
+                raise UserError(f'cannot read the argument {argument!r}; use a config file (*.py) or --key=value')
             self.update(found)
             self.source.update(dict.fromkeys(found, argument))
         for mirror in self.mirrors:
@@ -220,8 +219,8 @@ def configure(script, *others, quiet=False):
     exits with one line and status 2 if an argument cannot be read.
     """
     defaults, mirrors = {}, []
-    for space in reversed([script, *map(vars, others)]):        # the script's own come last and win
-        before = getattr(space.get('config'), 'defaults', {})       # another run in a notebook may have set the module
+    for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
+        before = getattr(space.get('config'), 'defaults', {})       # an earlier run in a notebook may have set others
         for name, value in space.items():
             if name.islower() and not name.startswith('_') and type(value) in KINDS:
                 defaults[name] = before.get(name, value)
@@ -233,7 +232,7 @@ def configure(script, *others, quiet=False):
             mirror.source = options.source
 
     if script['__name__'] == '__main__':
-        if hasattr(sys.stdout, 'reconfigure'):      # not if it was closed (>&-), and not in Jupyter
+        if hasattr(sys.stdout, 'reconfigure'):      # missing if it was closed (>&-), and in Jupyter
             sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
         if '--help' in sys.argv or '-h' in sys.argv:
             launch(lambda: print_help(others))
@@ -251,22 +250,22 @@ def read_pair(argument, options):
     default = options.defaults.get(name)
     kind = type(default)
     if not equals:
-        value = True            # a switch, such as --wandb_log; fit() refuses it for other options
+        value = True            # a switch, such as --wandb_log; fit() refuses it for other types
     elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
         value = value.lower() == 'true'
     elif kind in (int, float):
-        with suppress(ValueError):      # fit() says so if it is no number
+        with suppress(ValueError):      # fit() raises an error for what is not a number
             value = kind(value)
     return {name: fit(value, name, options, argument)}
 
 def fit(value, name, options, where):
-    """Returns a value as the type of the option's default: an int may become a float. Raises UserError."""
+    """Returns a value in the type of the option's default (an int may become a float). Raises UserError."""
     if name not in options:
         near = difflib.get_close_matches(name, options, 1)
-        hint = '--help lists them'
+        hint = 'run it with --help, which lists all options'
         if near:
-            hint = f'did you mean {near[0]}? {hint}'
-        raise UserError(f'{where}: there is no option {name!r} here: {FOREIGN.get(name, hint)}')
+            hint = f'did you mean {near[0]}? (--help lists all options)'
+        raise UserError(f'unknown option {name} ({where}); {FOREIGN.get(name, hint)}')
     default = options.defaults[name]
     kind = type(default)
     if default == 'auto' and type(value) is bool:
@@ -274,12 +273,12 @@ def fit(value, name, options, where):
     if kind is float and type(value) is int:
         value = float(value)
     if kind is str is type(value) and not name.endswith(('start', 'separator')):
-        before, tilde, path = value.partition('~/')         # which a shell leaves as it is behind a =
+        before, tilde, path = value.partition('~/')         # a shell does not expand it after =
         if tilde and before in ('', 'auto:'):
             value = before + os.path.expanduser(tilde) + path
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         example = f'--{name}={default}' if where.startswith('--') else f'{name} = {default!r}'
-        raise UserError(f'{where}: {name} takes {KINDS[kind]}, such as {example}')
+        raise UserError(f'{where} does not fit; {name} takes {KINDS[kind]}, such as {example}')
     return value
 
 def run_file(path, options):
@@ -288,18 +287,18 @@ def run_file(path, options):
     does not count as setting it, because the config.py of a run names every option. Raises UserError.
     """
     if not os.path.isfile(path):
-        raise UserError(f'there is no config file {path}; `ls config` shows those of this project')
+        raise UserError(f'config file {path} not found; run `ls config`, which lists those of this project')
     try:
-        found = runpy.run_path(path, options)         # its globals start out as the options
-    except Exception as e:          # whatever the file raises is a mistake in it
-        lines = [getattr(e, 'lineno', 0)]       # if it cannot be compiled; otherwise its last line that ran
+        found = runpy.run_path(path, options)         # the file's globals start as the options
+    except Exception as e:          # any error in the file is the user's to fix
+        lines = [getattr(e, 'lineno', 0)]       # of a syntax error; otherwise, the last line that ran
         lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
         raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
 
     changed = {}
     for name, value in found.items():
         if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
-            continue            # the file's own
+            continue            # the file's own names
         value = fit(value, name, options, path)
         if value != options[name]:
             changed[name] = value
@@ -313,14 +312,14 @@ def check_range(options, least, limit, *names):
             raise UserError(f'{name} = {options[name]} is not at least {least}{below}; change --{name}')
 
 def as_file(options):
-    """The text of a config file that sets these options again."""
+    """Returns the text of a config file that sets these options."""
     return ''.join(f'{name} = {value!r}\n' for name, value in options.items())
 
-# the options of a script, which stand between two rulers, or the fields of a class, down to a blank line
+# matches a script's options (between two dashed lines) or a class's fields (up to a blank line)
 OPTIONS = re.compile(r'^(?:# -+|class \w+:)\n(.+?)\n(?:# -|\n)', re.M | re.S)
 
 def print_help(others):
-    """Prints the docstring of the script and all options that it takes, as they stand in the source."""
+    """Prints the script's docstring and all its options, as in the source."""
     script = sys.modules['__main__']
     print(inspect.getdoc(script))
     for space in [script, *others]:
