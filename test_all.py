@@ -267,7 +267,7 @@ def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, 
 train | n_kv_head: int = 0 .* key and value heads
 sample | top_k = 0 .* only from the k likeliest
 prepare | pattern = .gpt2. .* how bpe splits
-bench | learning_rate = 6e-3 .* the highest
+bench | learning_rate = 6e-3 .* highest
 '''))
 def test_help_prints_every_option_with_its_comment(name, line):
     out = launch(HERE / f'{name}.py', '--help').stdout
@@ -2502,7 +2502,7 @@ def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value():
         train.restore(Path('old'), optimizer, bench.UNSCALED)
         assert optimizer.t == 3 and optimizer.tensors['average'].sum() == 7
         optimizer.tensors['m.new'] = torch.ones(7)
-        with user_error('kept other tensors'):
+        with user_error('other frozen weights'):
             train.restore(Path('old'), optimizer, bench.UNSCALED)
 
 def test_a_new_number_of_a_step_is_printed_at_once():
@@ -2734,7 +2734,7 @@ def test_a_finished_run_that_is_trained_further_warms_up_again(printed):
     assert train_here('b', f'{options}40 --lr_decay_iters=40 --init_from=resume').bits == run.bits
 
 def test_options_that_make_a_run_slow_or_weak_are_named(printed):
-    for size, says in (37, 'micro-batches of 1, which is slow; try --batch_size=32\n'), (32, ''), (40, ''):
+    for size, says in (37, 'micro-batches of 1, which is slow; use --batch_size=32\n'), (32, ''), (40, ''):
         with train_options(batch_size=size):
             train.divide_batch(1024, 'cpu')
         out = printed()
@@ -2875,7 +2875,7 @@ def test_moments_of_other_weights_are_refused():
     run = train_here('a', '--max_iters=1')
     model = small_gpt()
     model.model.norm.weight.requires_grad_(False)
-    with user_error('freeze the same weights'):
+    with user_error('other frozen weights'):
         train.restore(run.last, make_optimizer(model, 'muon'), dict(options=dict(optimizer='muon')))
 
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
@@ -2904,8 +2904,8 @@ CHANGES = '''
 --block_size=32 | block_size = 16
 --optimizer=adamw | --optimizer
 --tokenizer=char | other data
---out_dir=b | no checkpoint in b
---init_from=scratch | already holds a run
+--out_dir=b | b has no checkpoint
+--init_from=scratch | already has a run
 '''
 
 def test_what_may_not_change_in_a_run_is_refused_by_name():
@@ -2930,7 +2930,7 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
             assert train_here('b', options.replace('iters=1', 'iters=3')).kept == [1, 2, 3]
         shutil.rmtree('b')
     folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
-    assert 'another tokenizer' in refusal(f'train.py {SMALL_RUN} --dataset={folder} --init_from=theirs')
+    assert 'not made with' in refusal(f'train.py {SMALL_RUN} --dataset={folder} --init_from=theirs')
     longer = train_here('c', '--dataset=new.txt --init_from=theirs --block_size=32 --max_iters=1')
     assert read_json(longer.last / 'config.json')['max_position_embeddings'] == 32
 
@@ -4322,7 +4322,7 @@ run_train_bpe, get_tokenizer = train_bpe, Tokenizer
 
 # tests of these adapters: each is compared with torch's functions, or with earlier adapters
 
-def test_the_adapter_for_rope_turns_neighbours_as_complex_numbers():
+def test_the_adapter_for_rope_turns_neighbors_as_complex_numbers():
     x = torch.randn(4, 8)
     positions = torch.tensor([3, 1, 4, 1])
     angles = positions[:, None] * 100.0 ** (-torch.arange(0, 8, 2) / 8)

@@ -48,90 +48,88 @@ from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 # data
-dataset = 'python'      # a name or path that prepare.py knows, or a data folder
+dataset = 'python'      # a name or path that prepare.py takes, or a data folder
 tokenizer = 'bpe'       # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
-vocab_size = 4096       # of bpe and word
+vocab_size = 4096       # for bpe and word
 # the run
-out_dir = ''            # where to write; '': out/<dataset>, or out/<dataset>-2, -3, ... if that is taken
-init_from = 'scratch'   # scratch, resume, auto (resume if out_dir holds a checkpoint), or another model to start from:
-                        # a run, a checkpoint, a Llama, Qwen, Mistral, SmolLM or GPT-2 in a folder, or one on the hub:
-                        # gpt2, owner/model
-                        # (auto:gpt2: resume if out_dir holds a checkpoint, else start from gpt2)
+out_dir = ''            # folder of the run ('': out/<dataset>, or out/<dataset>-2, -3, ... if that is taken)
+init_from = 'scratch'   # scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start from: a
+                        # run, a checkpoint, a Llama, Qwen, Mistral, SmolLM or GPT-2 in a folder, or gpt2 or owner/model
+                        # on the hub (auto:gpt2: resume if out_dir has a checkpoint, else start from gpt2)
 max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
-                        # evaluation of the whole validation split that follows takes at most as long again
+                        # final evaluation takes at most as long again
 eval_interval = 500     # steps between evaluations
 eval_tokens = 32768     # validation tokens per evaluation, spread evenly over the split (0: all)
 save_interval = 0       # steps between checkpoints (0: one after each evaluation)
-eval_only = False       # evaluate the whole validation split, then stop
+eval_only = False       # only evaluate the complete validation split
 log_interval = 50       # steps between printed lines
-keep_checkpoints = 2    # how many of the newest checkpoints to keep, besides the best
-sample_tokens = 64      # tokens of sample text to show at each evaluation; 0: none
-sample_start = ''       # how the sample text begins; '': as the data set suggests, or with a new document
-seed = 1                # of the weights, the order of the data and dropout
+keep_checkpoints = 2    # number of newest checkpoints to keep, besides the best
+sample_tokens = 64      # tokens of sample text printed at each evaluation (0: none)
+sample_start = ''       # beginning of the sample text ('': the data set's, or a new document)
+seed = 1                # seeds the weights, the data order and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences one device takes at once; 0: up to 16,384 tokens, on a GPU up to 65,536 if they fit
-optimizer = 'muon'      # muon (for the matrices in the blocks; adamw moves the rest), or one of RULES: adamw, sgd, ...
-learning_rate = 6e-3    # the highest rate, reached after warmup_iters
-adamw_scale = 4.0       # with muon, times learning_rate: of the head, norms, biases and learned positions
-embed_scale = 20.0      # with muon, times learning_rate: of embeddings of values, and of tokens unless tied to the head
-min_lr = -1.0           # the rate from lr_decay_iters on; -1: a twentieth of learning_rate
-warmup_iters = 40       # steps in which the rate rises from 0 to learning_rate
-lr_decay = 'linear'     # how the rate falls to min_lr: linear, in the last 65% of the steps (warm-up, stable, decay),
-                        # or cosine
-lr_decay_iters = 0      # step at which the rate reaches min_lr; 0: max_iters
-weight_decay = 0.1      # of matrices (with muon, of those it moves); norms and biases do not decay
+micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens, or 65,536 on a GPU if they fit)
+optimizer = 'muon'      # muon (adamw for all but the matrices in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
+learning_rate = 6e-3    # highest learning rate, reached after warmup_iters
+adamw_scale = 4.0       # with muon: factor of the rate for the head, norms, biases and learned positions
+embed_scale = 20.0      # with muon: factor of the rate for value embeddings, and token embeddings unless tied
+min_lr = -1.0           # learning rate from lr_decay_iters on (-1: a twentieth of learning_rate)
+warmup_iters = 40       # steps in which the rate rises from 0
+lr_decay = 'linear'     # linear (in the last 65% of the steps) or cosine
+lr_decay_iters = 0      # step at which the rate reaches min_lr (0: max_iters)
+weight_decay = 0.1      # for matrices (with muon, only those that it updates), not for norms and biases
 beta1 = 0.9             # decay of the running mean of gradients (muon uses 0.95 for its matrices)
 beta2 = 0.99            # decay of the running mean of their squares
 adam_eps = 1e-8         # keeps steps from dividing by 0
-grad_clip = 1.0         # the largest norm of the gradient; 0: do not clip
+grad_clip = 1.0         # largest gradient norm (0: no clipping)
 # the machine
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16: of activations and matmuls; weights are float32
-compile = 'auto'        # True, False, or auto: only if it pays
-timeout = 600           # seconds to wait for another process before giving it up for dead
+dtype = 'auto'          # auto, float32, bfloat16, float16: for activations and matmuls; weights are float32
+compile = 'auto'        # True, False, or auto: if it saves time
+timeout = 600           # seconds to wait for another process before assuming it is dead
 # wandb
 wandb_log = False       # log to Weights & Biases, too
 wandb_project = 'gpt'
-wandb_run_name = ''     # '': the name of the folder
-# the options of prepare.py and the fields of GPTConfig in model.py are options here, too: config holds all of them
+wandb_run_name = ''     # ('': the name of the folder)
+# The options of prepare.py and the fields of GPTConfig in model.py are options here, too; config holds all of them.
 # -----------------------------------------------------------------------------
 if __name__ == '__main__':
-    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)     # a run outlives its terminal
+    sys.stdout, sys.stderr = Output(sys.stdout), Output(sys.stderr)     # keep going if the terminal closes
 config = configure(globals(), prepare, GPTConfig)
 
-RANK = int(os.environ.get('RANK', 0))               # which process this is, set by torchrun
-LOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))   # which one on its machine
-WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # how many there are
+RANK = int(os.environ.get('RANK', 0))               # number of this process, set by torchrun
+LOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))   # its number on this machine
+WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # number of processes
 
 # -----------------------------------------------------------------------------
-# rules: each takes one step, in place, as torch.optim does, for weights p with gradients g and moments m and v; decay
-# is the weight decay; at step t = 1, 2, ..., bias1 = 1 - beta1^t and bias2 = 1 - beta2^t. All are called like adamw
+# Rules. Each takes one step in place, as in torch.optim, for weights p with gradients g and moments m and v. decay is
+# the weight decay. At step t = 1, 2, ..., bias1 = 1 - beta1^t and bias2 = 1 - beta2^t. All are called like adamw.
 
 def sgd(p, g, lr, decay, *_):
     """Steps down the gradient of the loss + decay / 2 |p|^2."""
     p.sub_(lr * (g + decay * p))
 
 def momentum(p, g, lr, decay, m, v, beta1, *_):
-    """Steps down a sum of all gradients so far, in which old ones fade by beta1 a step (Polyak, 1964)."""
+    """Steps down a sum of past gradients that decays by beta1 per step (Polyak, 1964)."""
     m.mul_(beta1).add_(g + decay * p)
     p.sub_(lr * m)
 
 def adagrad(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
-    """A rate for each weight: the larger its gradients have been, the lower (Duchi, Hazan and Singer, 2011)."""
+    """Lowers each weight's rate as its squared gradients add up (Duchi, Hazan and Singer, 2011)."""
     g = g + decay * p
     v.addcmul_(g, g)
     p.sub_(lr * g / (v.sqrt() + eps))
 
 def rmsprop(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
-    """AdaGrad with a fading mean of squares, so that the rate does not die out (Hinton's lecture 6e, 2012)."""
+    """AdaGrad with a decaying mean of squares, so that rates do not vanish (Hinton's lecture 6e, 2012)."""
     g = g + decay * p
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     p.sub_(lr * g / (v.sqrt() + eps))
 
 def adam(p, g, lr, decay, *others):
-    """RMSProp with momentum, both means unbiased from the first step on (arXiv:1412.6980, algorithm 1)."""
+    """RMSProp with momentum, with both means unbiased (arXiv:1412.6980, algorithm 1)."""
     adamw(p, g + decay * p, lr, 0.0, *others)
 
 def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, bias1, bias2):
@@ -145,23 +143,23 @@ RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentu
 
 def orthogonalize(x, dtype):
     """
-    x (n, a, b) -> n matrices with the same singular vectors, but with singular values of 0.7 to 1.2; only tiny ones
-    stay below. Five steps of Muon's Newton-Schulz iteration (kellerjordan.github.io/posts/muon), in dtype.
+    Returns n matrices with the singular vectors of x (n, a, b), and singular values of 0.7 to 1.2 (tiny ones stay
+    smaller). Takes five steps of Muon's Newton-Schulz iteration (kellerjordan.github.io/posts/muon) in dtype.
     """
     if x.size(1) > x.size(2):
         return orthogonalize(x.mT, dtype).mT
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
     for _ in range(5):
         s = x @ x.mT
-        # x = 3.4445 x + (-4.7750 s + 2.0315 s s) x; on a CPU, baddbmm takes half the time of @
+        # x = 3.4445 x + (-4.7750 s + 2.0315 s s) x. On a CPU, baddbmm is twice as fast as @.
         s = torch.baddbmm(s, s, s, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
 def muon(p, g, lr, decay, m, *_, dtype):
     """
-    Steps matrices p (n, a, b) down their Nesterov momentum, orthogonalized, about as far as AdamW would go
-    (arXiv:2502.16982, equation 4), so that the two can share a learning rate and a weight decay.
+    Steps matrices p (n, a, b) down their orthogonalized Nesterov momentum, about as far as AdamW would go
+    (arXiv:2502.16982, equation 4), so that both can share a learning rate and a weight decay.
     """
     m.lerp_(g, 0.05)
     direction = orthogonalize(g.lerp(m, 0.95), dtype)
@@ -170,14 +168,14 @@ def muon(p, g, lr, decay, m, *_, dtype):
 
 @dataclass
 class Group:
-    """Weights that one rule updates alike; for muon, matrices of the same shape."""
+    """Weights that one rule updates alike. For muon, they are matrices of one shape."""
     names: list
     rule: str
-    betas: tuple                    # of Adam's means
+    betas: tuple                    # for Adam's means
     eps: float
-    lr_scale: float = 1.0           # times the learning rate, and so the decay
-    decay: float = 0.0              # of the weights
-    part: slice = None              # where they lie in the optimizer's vectors
+    lr_scale: float = 1.0           # factor of the learning rate, and so of the decay
+    decay: float = 0.0              # weight decay
+    part: slice = None              # their slice of the optimizer's vectors
 
 def make_groups(model):
     """
@@ -204,18 +202,18 @@ def make_groups(model):
 
 class Optimizer(torch.optim.Optimizer):
     """
-    Updates all weights of a model by the Groups of make_groups. The model's tensors are views of long vectors, so
-    clipping is one norm, processes add their gradients in one message, and a step is a few passes over memory. For
-    zero_grad and GradScaler it is an optimizer of torch with p as its only parameter.
+    Updates all weights of a model according to make_groups. The model's tensors are views of long vectors, so clipping
+    is one norm, processes add their gradients in one message, and a step is a few passes over memory. It subclasses
+    torch's Optimizer, with p as its only parameter, to get zero_grad and to satisfy GradScaler.
     """
     def __init__(self, model):
         # p     | weights of group 1, one tensor after the other | group 2 | ... | muon's groups | zeros
-        # g, m  their gradients and first moments, in the same places
-        # v     their second moments; it ends where muon's groups begin, which have none
+        # g, m  their gradients and first moments, at the same positions
+        # v     their second moments, up to muon's groups, which have none
         self.model, self.groups = model, make_groups(model)
         names = sorted(name for group in self.groups for name in group.names)
         trainable = sorted(name for name, w in model.named_parameters() if w.requires_grad)
-        assert names == trainable, 'make_groups has to place each weight once'
+        assert names == trainable, 'make_groups must list each trainable weight once'
         self.t = 0              # steps taken
         self.rules = dict(RULES, muon=partial(muon, dtype=model.compute_dtype))
         sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in self.groups]
@@ -225,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)
         self.weights = {}       # the model's tensors, by name
-        self.tensors = {}       # what a checkpoint holds besides the model and t: m.<name>, v.<name>, whatever you add
+        self.tensors = {}       # saved along with the model and t: m.<name>, v.<name>, and anything you add
 
         stop = 0
         for group in self.groups:
@@ -244,19 +242,19 @@ class Optimizer(torch.optim.Optimizer):
                 stop = here.stop
             group.part = slice(start, stop)
 
-        # not compiled, a CPU takes pieces that fit its cache
+        # Without compile, a CPU works on pieces that fit its cache.
         self.piece = 1 << 16 if device.type == 'cpu' else total
         self.p.grad = self.g
         super().__init__([self.p], {})
 
     def compile(self):
-        # Rule by rule, because a step as one graph takes twice as long. One kernel for all shapes takes 4% longer.
+        # Compile each rule, because a step as one graph takes twice as long, and one kernel for all shapes 4% longer.
         self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in self.rules.items()}
-        torch._dynamo.config.cache_size_limit = 64      # one for each shape of matrix; 8, the default, are too few
+        torch._dynamo.config.cache_size_limit = 64      # one per matrix shape; the default of 8 is too few
         self.piece = len(self.p)
 
     def synchronize(self):
-        """Gives all processes the weights and tensors of the first."""
+        """Copies the weights and tensors of the first process to all others."""
         if WORLD_SIZE > 1:
             for tensor in (self.p, *self.tensors.values()):
                 dist.broadcast(tensor, 0)
@@ -264,19 +262,19 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def evaluating(self):
         """
-        Wraps all evaluating, sampling, saving and restoring of a run: all processes have the weights of the first, and
-        dropout is off. To evaluate and save an average of the weights, keep it in tensors, and swap its numbers with
-        those of p before and after the yield.
+        Wrap evaluating, sampling, saving and restoring in this: all processes have the weights of the first, and
+        dropout is off. To evaluate and save averaged weights, keep the average in `tensors`, and swap its values with
+        p's before and after the yield.
         """
-        self.synchronize()          # another card may have used another kernel, and be off by an ulp
+        self.synchronize()          # another GPU may have used another kernel, and be off by an ulp
         self.model.eval()
         yield
         self.model.train()
 
     @torch.no_grad()
     def clip(self, max_norm):
-        """Scales the gradient down to a norm of max_norm, unless that is 0. Returns the norm before, on the device."""
-        # subtle: on a CPU, the norm of 30 million float32 is off by 0.2% if taken in one go, by 1e-6 if row by row
+        """Scales the gradient down to a norm of max_norm (0: not at all). Returns the norm before, on the device."""
+        # On a CPU, the norm of 30 million float32 numbers at once is off by 0.2%; row by row, it is off by 1e-6.
         norm = self.g.view(4096, -1).norm(dim=1, dtype=torch.float32).norm()
         if max_norm:
             self.g.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -285,7 +283,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, lr):
         self.t += 1
-        # for rules that draw random numbers, as none here does: the same ones in all processes
+        # Rules that draw random numbers (none here does) would draw the same ones in all processes.
         torch.manual_seed((seed * 1_000_003 + self.t) % 2 ** 63)
         for name, w in self.weights.items():
             assert self.model.get_parameter(name).data_ptr() == w.data_ptr(), f'{name} left p; make a new Optimizer'
@@ -296,14 +294,14 @@ class Optimizer(torch.optim.Optimizer):
                 self.rules[group.rule](p, g, group_lr, group.decay, m, v, *group.betas, group.eps, *biases)
 
     def pieces(self, group):
-        """Returns p, g, m and v of a group, in the pieces in which its rule takes them: muon as matrices, without v."""
+        """Returns p, g, m and v of a group in pieces for its rule: for muon, as matrices and without v."""
         if group.rule == 'muon':
             shape = self.weights[group.names[0]].shape[-2:]
             return [[x[group.part].view(-1, *shape) for x in (self.p, self.g, self.m)] + [None]]
         return zip(*[x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)])
 
     def on_device(self, number):
-        """A number as a tensor, because a compiled rule would be compiled again for every new number."""
+        """Returns a number as a tensor, because a compiled rule would be compiled again for every new number."""
         return torch.full((), number, dtype=torch.float32, device=self.p.device)
 
 # -----------------------------------------------------------------------------
@@ -311,14 +309,14 @@ class Optimizer(torch.optim.Optimizer):
 
 def get_lr(step, share=0.0, warm_up=(0, 0.0)):
     """
-    Returns the learning rate of a step: it falls from learning_rate to min_lr, as half a cosine after warmup_iters or
-    linearly over the last 65% of the steps (as in nanochat). share is the part of max_minutes that has passed; the
-    schedule follows the step or the clock, whichever is further. warm_up: the step and the rate where a warm-up begins.
+    Returns the learning rate of a step. It falls from learning_rate to min_lr: as half a cosine after warmup_iters, or
+    linearly over the last 65% of the steps (as in nanochat). share is the fraction of max_minutes that has passed; the
+    schedule follows the steps or the clock, whichever is ahead. warm_up: step and rate at which the warm-up begins.
     """
     end = lr_decay_iters or max_iters
     lowest = learning_rate / 20 if min_lr < 0 else min_lr
     left = max(end - max(step, share * end), 0)
-    span = end - min(warmup_iters, end / 2) if lr_decay == 'cosine' else 0.65 * end       # the steps of the decay
+    span = end - min(warmup_iters, end / 2) if lr_decay == 'cosine' else 0.65 * end       # steps of decay
     height = min(left / span, 1)
     if lr_decay == 'cosine':
         height = 0.5 * (1 - math.cos(math.pi * height))
@@ -327,30 +325,30 @@ def get_lr(step, share=0.0, warm_up=(0, 0.0)):
     risen = min((step - first) / max(warmup_iters, 1), 1)
     return low + risen * (rate - low)
 
-MAX_SECONDS = 60 * max_minutes or math.inf      # of training
+MAX_SECONDS = 60 * max_minutes or math.inf      # limit of the training time
 
 def next_lr(state):
-    """Returns the learning rate of a run's next step. The first step, which may compile, does not count as time."""
+    """Returns the learning rate of a run's next step. The time of the first step, which may compile, is ignored."""
     share = (state['seconds'] - state['first_step']) / (MAX_SECONDS - state['first_step'])
     return get_lr(state['step'] + 1, share, state['warm_up'])
 
 def rejoin_schedule(state):
-    """Begins a new warm-up where a resumed run's new schedule jumps up, which would undo training."""
+    """Starts a new warm-up if the new schedule of a resumed run jumps up, which would undo training."""
     if state['step'] and next_lr(state) > 2.1 * state['lr']:        # a warm-up at most doubles the rate
         state['warm_up'] = state['step'], state['lr']
         say(f'the learning rate rises from {state["lr"]:.1e} to the new schedule in {warmup_iters} steps')
 
 def largest_divisor(n, limit):
-    """The largest divisor of n that is at most `limit`: largest_divisor(12, 5) -> 4"""
+    """Returns the largest divisor of n up to `limit`: largest_divisor(12, 5) -> 4"""
     return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
 
 def divide_batch(T, device):
-    """Returns micro_batch_size. If it is 0, the largest that divides the batch and is not too large."""
+    """Returns micro_batch_size, or if it is 0, the largest suitable size that divides the batch."""
     share = batch_size // WORLD_SIZE
     most = max(tokens_at_once(device) // T, 1)
     micro = micro_batch_size or largest_divisor(share, most)
     if 2 * micro < min(share, most) and not micro_batch_size:
-        say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; try '
+        say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; use '
             f'--batch_size={round(share / most) * most * WORLD_SIZE}')
     return micro
 
@@ -358,25 +356,25 @@ def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
-        # dropout's seed: the same for any number of processes, as long as micro-batches have the same size
+        # This seeds dropout, alike for any number of processes if micro-batches have the same size.
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, device)
 
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
-    Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: of the batches of all
-    processes. Returns numbers to print and log, still on the device: this process's part of the mean loss, which is
-    averaged over steps and added up over processes; the norm of the gradient before clipping; and any that you add. Of
-    these, the value of the last step in the first process is printed.
+    Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: their number in all
+    processes. Returns numbers to print and log, still on the device: this process's part of the mean loss (averaged
+    over steps and summed over processes later), the gradient norm before clipping, and any that you add. Of the latter
+    two, the values of the last step in the first process are printed.
     """
-    opt.zero_grad(set_to_none=False)        # with None, gradients would no longer be views of g
+    opt.zero_grad(set_to_none=False)        # keeps the gradients views of g
     total = 0.0
     for x, y in batches:
         loss = model(x, y) * (len(x) / sequences)
         scaler.scale(loss).backward()
         total += loss.detach()
     if WORLD_SIZE > 1:
-        # in the dtype of matmuls: by a count, half the bytes save 5 to 10% of a step of 8 GPUs without NVLink
+        # Send the dtype of matmuls. Half the bytes save an estimated 5 to 10% of a step on 8 GPUs without NVLink.
         message = opt.g.to(model.compute_dtype)
         dist.all_reduce(message)
         opt.g.copy_(message)
@@ -388,7 +386,7 @@ def training_step(model, opt, scaler, batches, sequences, lr):
 
 def make_scaler(device, dtype):
     """
-    Returns what scales the loss for float16, whose smallest numbers exceed many gradients. It does nothing for other
+    Returns a scaler of the loss for float16, whose smallest numbers exceed many gradients. It does nothing for other
     dtypes.
     """
     return torch.amp.GradScaler(device.split(':')[0], enabled=dtype == 'float16')
@@ -397,9 +395,9 @@ def make_scaler(device, dtype):
 def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, by their names in the
-    log; the same for any number of processes. The split is read in windows of T tokens, in an order whose first
-    windows, however many, are spread evenly over it; max_tokens (0: all) says how far. model: in evaluation mode;
-    at_once: tokens of a forward pass; ended: asked after each pass whether to stop there.
+    log. They do not depend on the number of processes. Reads max_tokens (0: all) of the split in windows of T tokens,
+    in an order that spreads any number of first windows evenly over it. model: in evaluation mode; at_once: tokens per
+    forward pass; ended: called after each pass, returns whether to stop.
     """
     n = len(data) - 1           # every token but the first is a target
     order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T          # multiples of the golden ratio
@@ -421,10 +419,10 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
     return dict(val_loss=nats / tokens, val_bpb=data.bits_per_byte(nats, known_bytes), val_tokens=int(tokens))
 
 def combine(op, *numbers):
-    """The sum ('SUM'), the largest ('MAX') or the smallest ('MIN') of each number over all processes."""
+    """Returns the sum ('SUM'), maximum ('MAX') or minimum ('MIN') of each number over all processes."""
     if WORLD_SIZE == 1:
         return list(numbers)
-    numbers = torch.tensor(numbers, dtype=torch.float64)        # on the CPU, so that no GPU has to wait
+    numbers = torch.tensor(numbers, dtype=torch.float64)        # on the CPU, so that GPUs do not wait
     dist.all_reduce(numbers, getattr(dist.ReduceOp, op))
     return numbers.tolist()
 
@@ -435,45 +433,45 @@ def check_finite(run, loss=0.0):
                        f'checkpoint, or start over, with a lower --learning_rate or more --warmup_iters')
 
 # -----------------------------------------------------------------------------
-# a run: what it holds, its evaluations, its checkpoints
+# a run: its state, evaluations and checkpoints
 
-# What a run needs to resume is kept in training.json. read_state() adds the kind of device, start() the hash of the
-# data.
+# training.json keeps this state, from which a run resumes. read_state() adds the kind of device, and start() the hash
+# of the data.
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # of the run so far, evaluations and saves included; of its first step
-    lr=0.0, warm_up=(0, 0.0),           # the rate of the last step; the step and the rate at which the warm-up began
-    evaluated=dict(step=0),             # the last evaluation and its step; a new model is not evaluated at step 0
+    seconds=0.0, first_step=0.0,        # elapsed, including evaluations and saves; duration of the first step
+    lr=0.0, warm_up=(0, 0.0),           # rate of the last step; step and rate at which the warm-up began
+    evaluated=dict(step=0),             # last evaluation and its step; step 0 of a new model is not evaluated
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
-    dtype='auto', compile='auto',       # what was used; a resumed run takes it for 'auto'
+    dtype='auto', compile='auto',       # values in use; 'auto' means these on resume
     options={}, wandb_id='',              # set by start_files(); the run's id at wandb
-    t=0, scaler={},                     # of the optimizer and the scaler, set by save()
+    t=0, scaler={},                     # states of the optimizer and the scaler, set by save()
 )
 
 @dataclass
 class Run:
-    """What is trained, evaluated, logged and saved."""
+    """All that is trained, evaluated, logged and saved."""
     folder: Path
     state: dict             # see NEW_STATE
     meta: dict              # meta.json of the data
     train_data: Shards
     val_data: Shards
     tok_path: Path          # tokenizer.json, which may be missing
-    ends: list              # the ids that end a text: see find_ends
-    kept: tuple             # of the folder the run began from: see keep_from
+    ends: list              # ids that end a text: see find_ends
+    kept: tuple             # from the model that the run began with: see keep_from
     model: GPT
-    fast: object            # the model, compiled if that pays
+    fast: object            # the model, compiled or not
     opt: Optimizer
     scaler: torch.amp.GradScaler
     device: str
     T: int                  # tokens in a sequence
-    micro: int              # sequences that a device takes at once
-    eval_batch: int         # tokens that it evaluates at once
-    wandb: object = None    # its run, as long as it works
-    drawn: float = -math.inf        # when the picture was last drawn
+    micro: int              # sequences per device at a time
+    eval_batch: int         # tokens evaluated at a time
+    wandb: object = None    # its run, until it fails
+    drawn: float = -math.inf        # time of the last drawing
 
 def evaluate_run(run, last):
-    """Evaluates the model of a run, prints and logs the result, draws the curves and shows a sample (not the last)."""
+    """Evaluates the model of a run, prints and logs the result, draws the curves and, unless last, prints a sample."""
     found = evaluate(run.model, run.val_data, run.T, eval_tokens, run.eval_batch)
     check_finite(run, found['val_loss'])
     step = run.state['step']
@@ -490,7 +488,7 @@ def evaluate_run(run, last):
         show_texts(run, 1, sample_tokens)
 
 def show_texts(run, n, length):
-    """Prints n generated texts of `length` tokens, unless that is 0 or there is no tokenizer."""
+    """Prints n generated texts of `length` tokens, or nothing without a length or a tokenizer."""
     tok = run.val_data.tok
     if length == 0 or not tok:
         return
@@ -502,13 +500,13 @@ def show_texts(run, n, length):
 
 def save(run, last):
     """
-    Writes step_<step>/ and removes old checkpoints, but never the best. Raises UserError if the last save fails. Only
-    the first process writes; the others wait in their next exchange, up to timeout.
+    Writes step_<step>/ and removes old checkpoints except the best. Raises UserError if the last save fails. Only the
+    first process writes; the others wait in their next exchange, up to timeout.
     """
     state, step = run.state, run.state['step']
     check_finite(run)
     folder = run.folder / f'step_{step:08d}'
-    if RANK or folder.exists():         # it exists if a finished run is resumed
+    if RANK or folder.exists():         # exists if a finished run is resumed
         return
     best = state['best']
     if state['evaluated']['step'] == step:
@@ -521,81 +519,81 @@ def save(run, last):
         if last:
             raise UserError(f'{folder} cannot be saved ({e}); make room, then repeat the command with --init_from=auto')
         say(f'{folder} cannot be saved ({e}); training goes on, and the next save tries again')
-        return          # old ones are removed only for a new one
+        return          # without a new checkpoint, keep the old ones
     state['best'] = best
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
         if int(old.name[5:]) != state['best']['step']:
-            with suppress(OSError):         # Windows keeps what another program reads; the next save tries again
+            with suppress(OSError):         # Windows keeps files that are open elsewhere; the next save tries again
                 remove_checkpoint(old)
 
 def load_state(folder):
-    """Returns the state in a checkpoint; what that lacks is as in a new run."""
+    """Returns the state in a checkpoint, with a new run's values for missing entries."""
     return NEW_STATE | read_json(folder / 'training.json')
 
 def restore(folder, opt, scaler):
     """
-    Fills the optimizer and the scaler from a checkpoint. Tensors of your own that it lacks keep their first values.
-    Raises UserError if it was trained with another optimizer.
+    Fills the optimizer and the scaler from a checkpoint. Your own tensors keep their values if it lacks them. Raises
+    UserError if it was trained with another optimizer.
     """
     state = load_state(folder)
-    [path] = folder.glob('training.*tensors')           # before November 2026, it was training.safetensors
+    [path] = folder.glob('training.*tensors')           # until November 2026, training.safetensors
     found = load_file(path)
     needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
     before = state['options']['optimizer']
     if before != optimizer or not needed <= found.keys() <= opt.tensors.keys():
-        raise UserError(f'the optimizer of {folder} (--optimizer={before}) kept other tensors: give the same '
-                        f'options and freeze the same weights, or start a new run with --init_from={folder}')
-    with opt.evaluating():          # as when it was saved: an average of the weights would be swapped here, too
+        raise UserError(f'{folder} was trained with --optimizer={before} or other frozen weights; use the same, or '
+                        f'start a new run with --init_from={folder}')
+    with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
     opt.t = state['t']
-    if state['scaler']:         # {} unless the run used float16
+    if state['scaler']:         # {} except with float16
         scaler.load_state_dict(state['scaler'])
 
 # -----------------------------------------------------------------------------
-# End of the core, except for train() at the bottom. In between is reference: memory, signals, files, checks.
+# End of the core, except for train() at the bottom. In between: memory, signals, files, checks.
 #
-# how much fits onto the machine
+# memory
 
 def tokens_at_once(device):
-    """Returns how many tokens go through a model at once at most: more would be no faster, or would hardly fit."""
+    """Returns the largest number of tokens in a forward pass. More would be no faster, or would hardly fit."""
     if 'cuda' not in device:
-        return 4096 if device == 'mps' else 16384       # an Apple GPU swaps where others say that memory is out
+        return 4096 if device == 'mps' else 16384       # an Apple GPU swaps instead of failing
     memory = torch.cuda.get_device_properties(device).total_memory
     if memory < 20e9:
         return 8192
     return 32768 if memory < 60e9 else 65536
 
 def fit_micro_batch(model, opt, data, T, device, micro):
-    """Halves the micro-batch until a step fits into the memory of every GPU, with something to spare. -> micro-batch"""
+    """Halves the micro-batch until a step fits into every GPU's memory with a margin. Returns the micro-batch."""
     if WORLD_SIZE > 1:
         dist.all_reduce(opt.g)          # so that NCCL allocates its buffers now
     while True:
         free, total = 0, 1
         try:
             model(*data.batch([0] * micro, T, device)).backward()
-            torch.empty(3 * len(opt.p), device=device)           # what AdamW needs when it is not compiled
+            torch.empty(3 * len(opt.p), device=device)           # memory for AdamW if it is not compiled
             free, total = torch.cuda.mem_get_info(device)
         except RuntimeError as e:       # from torch, Triton or cuBLAS
             if not re.search('out of memory|ALLOC_FAILED|NVML_SUCCESS', str(e)):        # the last on a MIG slice
                 raise
-        torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory alive
+        torch.cuda.empty_cache()        # outside the except, where `e` would keep the memory in use
         [left] = combine('MIN', free / total)
         if left > 0.02:
             return micro
         if micro == 1 or micro_batch_size:
-            raise UserError(f'a micro-batch of {micro} does not fit into memory: give a smaller --micro_batch_size, '
-                            f'which trains the same, or, if it is 1, a smaller --block_size or model')
+            raise UserError(f'a micro-batch of {micro} does not fit into memory; use a smaller --micro_batch_size, '
+                            f'which trains the same, or if it is 1, a smaller --block_size or model')
         say(f'memory  | {micro} sequences at once do not fit; trying fewer')
-        torch.compiler.reset()          # else it would compile once for all sizes, which is slower
+        torch.compiler.reset()          # otherwise it would compile once for all sizes, which is slower
         micro = largest_divisor(micro, micro // 2)
 
 # -----------------------------------------------------------------------------
-# signals, and several processes
+# signals and processes
 
 class Interrupt:
-    """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and ends. A second one ends the process."""
-    signal, heard = 0, 0.0          # which one came, and when
+    """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and exits. A second one exits at once."""
+    signal, heard = 0, 0.0          # number of the signal, and its time
     then = 'a checkpoint is saved after this step (press Ctrl-C again to end without it)'
 
     def listen(self):
@@ -609,20 +607,20 @@ class Interrupt:
             if RANK == 0:
                 with suppress(OSError):     # print() may be what the signal interrupted
                     os.write(sys.stdout.fileno(), f'\nreceived {signal.Signals(number).name}; {self.then}\n'.encode())
-        elif time.monotonic() > self.heard + 1:         # torchrun passes a Ctrl-C on, so it comes twice
+        elif time.monotonic() > self.heard + 1:         # torchrun forwards Ctrl-C, so it arrives twice
             sys.exit(128 + number)
 
-# options that may differ from node to node, as long as they lead to the same data and checkpoints
+# options that may differ between nodes if they lead to the same data and checkpoints
 OWN_OPTIONS = 'dataset', 'tokenizer', 'workers', 'init_from', 'device'
 
 def connect(device, shared={}):
-    """Joins the other processes, if there are any. Raises UserError unless all share this, but for OWN_OPTIONS."""
+    """Joins the other processes, if any. Raises UserError if they differ in `shared`, except in OWN_OPTIONS."""
     if WORLD_SIZE == 1:
         return
-    # gloo carries signals and the clock, so that these do not wait for a GPU; Windows has no NCCL
+    # Signals and times go through gloo, so that they do not wait for a GPU. Windows has no NCCL.
     backend = 'cpu:gloo,cuda:nccl' if 'cuda' in device and dist.is_nccl_available() else 'gloo'
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    # subtle: gloo's threads need Python to free what was sent last, and abort if Python has shut down
+    # gloo's threads need Python to free the last message, and abort if Python has shut down.
     atexit.register(time.sleep, 0.1)
     everyones = [None] * WORLD_SIZE
     dist.all_gather_object(everyones, shared)
@@ -630,20 +628,20 @@ def connect(device, shared={}):
         there = {theirs[name] for theirs in everyones} - {here}
         if there and name not in OWN_OPTIONS:
             raise UserError(f'the processes do not have the same {name} (here {here!r}, elsewhere {there}); start all '
-                            f'of them with the same command, data and run folder (for GPUs of two kinds, give --dtype)')
+                            f'of them with the same command, data and run folder (for GPUs of two kinds, add --dtype)')
 
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
 
 def base_model(init_from):
-    """The model that a new run starts from; '' for random weights: base_model('auto:gpt2') -> 'gpt2'"""
+    """Returns the model that a new run starts from ('' for random weights): base_model('auto:gpt2') -> 'gpt2'"""
     name = init_from.removeprefix('auto:')
     return '' if name in ('scratch', 'resume', 'auto') else name
 
 def choose_out_dir():
     """
-    Returns the folder of the run, in which no other process trains until the context that comes with it ends: out_dir,
-    or the first free out/<dataset>; to resume, the latest one that holds a checkpoint. Raises UserError.
+    Returns the folder of the run, and a context in which no other process trains there. The folder is out_dir or the
+    first free out/<dataset>, or to resume, the latest one that has a checkpoint. Raises UserError.
     """
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
@@ -654,16 +652,16 @@ def choose_out_dir():
         run = max(saved, key=os.path.getmtime)
         return run, lock_run(run)
     if init_from == 'resume':
-        raise UserError(f'there is no checkpoint in {folders[0]} to resume; `ls out` shows the runs')
+        raise UserError(f'{folders[0]} has no checkpoint to resume; use the --out_dir of another run (see `ls out`)')
     for run in folders:
-        # a run that has saved nothing yet may be somebody else's: only --out_dir and auto take it
+        # A run that has saved nothing yet may be somebody else's, so only --out_dir and auto take it.
         if run not in saved and (out_dir or may_resume or not (run / 'config.py').exists()):
             try:
                 return run, lock_run(run)
-            except UserError:       # another run takes its first steps there
+            except UserError:       # another run begins there
                 if out_dir or may_resume:
                     raise
-    raise UserError(f'{out_dir} already holds a run: continue it with --init_from=auto, or give another --out_dir')
+    raise UserError(f'{out_dir} already has a run; continue it with --init_from=auto, or use another --out_dir')
 
 def lock_run(run):
     if RANK or eval_only:
@@ -675,7 +673,7 @@ def resume_command(run, *arguments):
     return command('train.py', f'{run}/config.py', '--init_from=resume', *arguments)
 
 def read_log(run):
-    """The entries of a run's log. Lines that are not entries, such as one that a full disk cut short, are skipped."""
+    """Returns the entries of a run's log, without broken lines, such as one cut short by a full disk."""
     entries = []
     with suppress(FileNotFoundError), open(run / 'log.jsonl', errors='replace') as lines:
         for line in lines:
@@ -686,10 +684,10 @@ def read_log(run):
     return entries
 
 def points(entries, name):
-    """[(step, value), ...] from those entries of a log that have this value."""
+    """Returns [(step, value), ...] from the entries of a log that have this value."""
     return [(entry['step'], entry[name]) for entry in entries if name in entry]
 
-# config.py resumes the run in the folder that it is in now; a copy under another name starts a run elsewhere
+# config.py resumes the run in its current folder. A copy under another name starts a new run.
 CONFIG_HEAD = '''from pathlib import Path
 
 if Path(__file__).name == 'config.py':
@@ -698,14 +696,14 @@ if Path(__file__).name == 'config.py':
 
 def start_files(run, state, options):
     """
-    Writes config.py, and drops what came after the checkpoint that a run resumes from. Says which options have changed
-    since, and keeps the old ones in config_until_<step>.py.
+    Writes config.py, and discards log entries and sets aside checkpoints newer than the one to resume. Prints changed
+    options and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
     for unfinished in run.glob('.step_*.partial'):
         shutil.rmtree(unfinished)
     for later in checkpoints(run):
-        if int(later.name[5:]) > step:          # not whole, or a copy under another number
+        if int(later.name[5:]) > step:          # not intact, or a copy under another number
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
@@ -717,11 +715,11 @@ def start_files(run, state, options):
         write(run / f'config_until_{step:08d}.py', as_file(before))
     write(run / 'config.py', CONFIG_HEAD + as_file(options))
     state['options'] = options
-    say(f'writing | {run}; stop with Ctrl-C, go on with: {resume_command(run)}\n')
+    say(f'writing | {run}; stop with Ctrl-C; resume with: {resume_command(run)}\n')
 
 @contextmanager
 def optional(what):
-    """Wraps what a run can do without: if it fails, training goes on."""
+    """Context for optional work: a failure is printed, and training goes on."""
     try:
         yield
     except Exception as e:
@@ -735,19 +733,19 @@ def start_wandb(run):
         run.state['wandb_id'] = run.wandb.id
 
 def log(run, numbers):
-    """Writes an entry to log.jsonl, and to wandb as long as that works."""
+    """Writes an entry to log.jsonl, and to wandb until that fails."""
     state, path = run.state, run.folder / 'log.jsonl'
     entry = dict(step=state['step'], tokens=state['sequences'] * run.T, seconds=state['seconds'], **numbers)
     with optional(path), open(path, 'a') as f:
         f.write(json.dumps(entry) + '\n')
     if run.wandb:
-        works, run.wandb = run.wandb, None          # it stays None if this fails
+        wandb, run.wandb = run.wandb, None          # stays None on failure
         with optional('wandb'):
-            works.log(entry, step=entry['step'])
-            run.wandb = works
+            wandb.log(entry, step=entry['step'])
+            run.wandb = wandb
 
 def draw_curves(run):
-    """Draws curves.png: the loss, and beside it the learning rate, the norm of the gradient and the speed."""
+    """Draws curves.png: the loss, learning rate, gradient norm and speed."""
     from matplotlib.figure import Figure
     entries = read_log(run)
     figure = Figure(figsize=(12, 6), layout='constrained')
@@ -762,11 +760,11 @@ def draw_curves(run):
     figure.savefig(run / 'curves.png', dpi=110)
 
 def model_card(run, entry):
-    """Returns the README.md of a checkpoint, which is its page on the hub. entry: the evaluation of its weights."""
+    """Returns the README.md of a checkpoint, its page on the hub. entry: the last evaluation."""
     model, meta, state = run.model, run.meta, run.state
     device = str(model.lm_head.weight.device)
     base = base_model(state['options']['init_from'])
-    base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only the hub's
+    base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only names on the hub
     arguments = [re.sub(r'(^|=)(\w:)?[/\\].*[/\\]', r'\1', argument) for argument in sys.argv[1:]]       # no folders
     evaluated = 'not evaluated'
     if entry['step'] == state['step']:
@@ -788,8 +786,8 @@ Evaluation: {evaluated}.
 
 def read_state(run, device):
     """
-    -> the newest whole checkpoint of a run to resume, and what its training.json holds; for a new run, None and a new
-    state. A resumed run keeps what 'auto' meant, so that it computes the same, unless the kind of device has changed.
+    Returns the newest intact checkpoint to resume and the contents of its training.json, or None and a new state. A
+    resumed run keeps the meaning of 'auto', so that it computes the same, unless the kind of device has changed.
     """
     kind = device.split(':')[0]
     if kind == 'cuda' and choose_dtype('auto', device) != 'bfloat16':
@@ -805,7 +803,7 @@ def read_state(run, device):
     return folder, state
 
 # -----------------------------------------------------------------------------
-# checks before anything is done, and what is printed
+# checks, and printed lines
 
 def check_options():
     """Raises UserError if an option's value is not valid."""
@@ -815,11 +813,11 @@ def check_options():
                 'weight_decay', 'adam_eps')
     check_range(config, 0, 1, 'beta1', 'beta2')
     check_range(config, 1, math.inf, 'timeout')
-    check_range(config, 0, 2 ** 64 - 3, 'seed')         # the last sample texts add up to 3
+    check_range(config, 0, 2 ** 64 - 3, 'seed')         # the final sample texts use seed to seed + 3
     if optimizer not in ('muon', *RULES):
-        raise UserError(f'optimizer = {optimizer!r}: give one of muon, {", ".join(RULES)}')
+        raise UserError(f'optimizer = {optimizer!r} is unknown; use muon, {", ".join(RULES)}')
     if lr_decay not in ('linear', 'cosine'):
-        raise UserError(f'lr_decay = {lr_decay!r}: give linear or cosine')
+        raise UserError(f'lr_decay = {lr_decay!r} is unknown; use linear or cosine')
     unit = WORLD_SIZE * max(micro_batch_size, 1)
     if batch_size % unit:
         raise UserError(f'batch_size = {batch_size} is not a multiple of {unit} (processes x micro_batch_size); use '
@@ -829,14 +827,14 @@ def check_options():
     model_config()
 
 def model_config(options=config, **others):
-    """The GPTConfig that options ask for. Raises UserError."""
+    """Returns the GPTConfig that options describe. Raises UserError."""
     fields = {name: options[name] for name in GPTConfig.__dataclass_fields__}
     return GPTConfig(**(fields | others))
 
 def open_data(source):
     """
-    Returns the data folder, its meta.json, training and validation data. They are prepared if they are missing, for the
-    model in the folder source if there is one. Raises UserError if they are damaged, too few, or for another model.
+    Returns the data folder, its meta.json, and training and validation data. Prepares them if they are missing, for the
+    model in the folder source if given. Raises UserError if they are damaged, too few, or for another model.
     """
     wanted = str(source / 'tokenizer.json') if source else tokenizer
     folder = find_or_prepare(dataset, wanted, vocab_size)
@@ -846,13 +844,13 @@ def open_data(source):
     train_data, val_data = Shards(folder, 'train', meta, tok), Shards(folder, 'val', meta, tok)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has {len(train_data):,} training and {len(val_data):,} validation tokens, too few '
-                        f'for a context of {config["block_size"]}: give more text or a smaller --block_size')
+                        f'for a context of {config["block_size"]}; use more text or a smaller --block_size')
     if tok and source and os.path.exists(wanted) and tok.vocab != load_tokenizer(wanted).vocab:
-        raise UserError(f'{folder} was made with another tokenizer than {wanted}: give the text as --dataset')
+        raise UserError(f'{folder} was not made with {wanted}; use the text itself as --dataset')
     return folder, meta, train_data, val_data
 
 def make_model(folder, vocab, resumed):
-    """The model in a folder, or a new one. Raises UserError if the options ask for a different model."""
+    """Returns the model in a folder, or a new one. Raises UserError if the options describe a different model."""
     wanted = model_config(vocab_size=vocab)
     if not folder:
         return GPT(wanted)
@@ -861,26 +859,26 @@ def make_model(folder, vocab, resumed):
         wanted.block_size = min(wanted.block_size, model.config.block_size)
     longer = wanted.block_size > model.config.block_size
     if longer and not resumed and model.config.position == 'rope':
-        model.config.block_size = wanted.block_size         # rope's tables can be as long as asked for
+        model.config.block_size = wanted.block_size         # rope's tables can have any length
         model.tie_and_tabulate()
     asks = config.source | dict(vocab_size='the data')
     for name, value in vars(model.config).items():
         asked = getattr(wanted, name)
-        enough = name in ('vocab_size', 'block_size') and asked < value         # it may be larger than asked for
+        enough = name in ('vocab_size', 'block_size') and asked < value         # a larger one is fine
         if name in asks and asked != value and not enough:
-            raise UserError(f'{folder} has {name} = {value}, and {asks[name]} asks for {asked}: leave that out, '
+            raise UserError(f'{folder} has {name} = {value}, but {asks[name]} asks for {asked}; leave that out, '
                             f'prepare the data with its tokenizer, or start a new run')
     return model
 
 def options_of_run(model, T, data_folder, source, state):
-    """The options for a run's config.py, which start the same run in any folder."""
+    """Returns the options for a run's config.py, which start the same run in any folder."""
     options = dict(config, block_size=T)
     del options['out_dir']
     wanted = vars(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
-    # what is as wanted stays as given: d_ff = 0 still follows n_embd
+    # Only fields that differ are updated, so that d_ff = 0, for example, still follows n_embd.
     options.update(vars(model.config).items() - wanted.items())
     if source:
-        options['dataset'] = data_folder.as_posix()       # whose tokens are those of the source's tokenizer
+        options['dataset'] = data_folder.as_posix()       # made with the source's tokenizer
     else:
         options['init_from'] = state['options'].get('init_from', 'scratch')
     return options
@@ -894,7 +892,7 @@ PROGRESS = dict(loss='loss {:.4f}', lr='lr {:.1e}', grad_norm='norm {:.2f}', ms=
                 tokens_per_second='{:,.0f} tok/s', mfu='mfu {:.1%}')
 
 def progress(step, entry, left):
-    """The printed line of a step. The first step may compile, so its line does not estimate the time left."""
+    """Returns the printed line of a step. The first step may compile, so its line has no estimate of the time left."""
     parts = [f'step {step}']
     for name, value in entry.items():
         form = PROGRESS.get(name, f'{name} {{:.4g}}')
@@ -909,10 +907,10 @@ def duration(seconds):
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
-def print_ending(run, whole, seconds):
-    """Prints the final evaluation and what to do next."""
-    share, best = whole['val_tokens'] / (len(run.val_data) - 1), run.state['best']
-    print(f'\n{describe(whole)} over {"the whole" if share == 1 else f"{share:.0%} of the"} split')
+def print_ending(run, final, seconds):
+    """Prints the final evaluation and the next commands."""
+    share, best = final['val_tokens'] / (len(run.val_data) - 1), run.state['best']
+    print(f'\n{describe(final)} over {"the whole" if share == 1 else f"{share:.0%} of the"} split')
     print(f'time            {duration(seconds)}')
     print(f'checkpoint      {checkpoints(run.folder)[-1]}')
     if 0 < best['step'] < run.state['step']:
@@ -932,14 +930,14 @@ def say(text):
 
 def main():
     started = time.perf_counter()
-    # the machine and the run: mistakes show before any data are prepared
+    # The machine and the run come first, so that mistakes show before data are prepared.
     check_options()
     device = choose_device(config['device'], LOCAL_RANK)
     set_up(device)
-    out, held = choose_out_dir()        # looks at the disk, so it comes before anything is written
+    out, held = choose_out_dir()        # before anything is written
     base = base_model(init_from)
-    source = find_folder(base) if base else None            # another model, from which a new run starts
-    resumed, state = read_state(out, device)                # the checkpoint of this run, if it goes on
+    source = find_folder(base) if base else None            # the model that a new run starts from
+    resumed, state = read_state(out, device)                # the checkpoint to resume, or None
     with held:
         run = start(out, device, source, resumed, state)
         interrupt = Interrupt()
@@ -959,13 +957,13 @@ def start(out, device, source, resumed, state):
     model.compute_dtype = getattr(torch, state['dtype'])
     T = min(config['block_size'], model.config.block_size)
     options = options_of_run(model, T, folder, source, state)
-    # a checkpoint is known by its step and the seconds until it was saved
+    # A checkpoint is identified by its step and time.
     connect(device, dict(options, dtype=state['dtype'], data=data, checkpoint=(state['step'], state['seconds'])))
     say(f'data    | {meta["source"]}, hash {data}, in {folder}')
     say(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if family(model.config) == 'gpt_ablation':
-        say('        | transformers has no class for this kind of model: its checkpoints open here alone')
+        say('        | no transformers class for this model: only plaingpt can load its checkpoints')
     if eval_only:
         say(f'{describe(evaluate(model.eval(), val_data, T, 0, tokens_at_once(device) // 8))} over the whole split')
         sys.exit(0)
@@ -974,10 +972,10 @@ def start(out, device, source, resumed, state):
     opt, scaler = Optimizer(model), make_scaler(device, state['dtype'])
     if resumed:
         restore(resumed, opt, scaler)
-    opt.synchronize()           # subtle: different kinds of CPU draw different numbers from one seed
+    opt.synchronize()           # different kinds of CPU draw different numbers from one seed
     rejoin_schedule(state)
 
-    # how much goes through the model at once
+    # the size of a forward pass
     tokens_per_step = batch_size * T
     compiled = choose_compile(state['compile'], device, max_iters * tokens_per_step * model.flops_per_token(T))
     slow = ' (the first step takes a minute or two longer)' if compiled else ''
@@ -989,7 +987,7 @@ def start(out, device, source, resumed, state):
     micro = divide_batch(T, device)
     if 'cuda' in device:
         micro = fit_micro_batch(fast, opt, train_data, T, device, micro)
-    # evaluation takes less memory than training, even without compile
+    # Evaluation takes less memory than training, even without compile.
     eval_batch = min(tokens_at_once(device) // 8, micro * T // 2)
     say(f'steps   | {max_iters:,}, {max_iters * tokens_per_step / len(train_data):.2f} epochs of '
         f'{len(train_data):,} tokens')
@@ -998,7 +996,7 @@ def start(out, device, source, resumed, state):
 
     state.update(data=data, compile=compiled)
     if source and not resumed:
-        state['evaluated'] = dict(step=-1)          # what another model can do already is shown before the first step
+        state['evaluated'] = dict(step=-1)          # evaluates the other model before the first step
     ends = find_ends(origin or folder, meta['eot'])
     kept = keep_from(origin, ends) if origin else ()
     run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', ends, kept, model, fast, opt, scaler,
@@ -1010,15 +1008,15 @@ def start(out, device, source, resumed, state):
     return run
 
 def train(run, interrupt):
-    """Takes the remaining steps of a run, evaluates it and saves it. Exits after a signal."""
+    """Takes the remaining steps of a run, evaluates and saves. Exits after a signal."""
     state, T = run.state, run.T
     peak = peak_flops(run.device) * WORLD_SIZE
     stop, step = 0, state['step']
     first = step + 1
     began = time.perf_counter() - state['seconds']
-    losses = []         # of the steps since the last line, evaluation or save
+    losses = []         # since the last printed line, evaluation or save
     while True:
-        # evaluate and save, at their intervals and after the last step, but not at step 0 (see NEW_STATE)
+        # Evaluate and save at their intervals and after the last step, but not at step 0 (see NEW_STATE).
         last = step >= max_iters or state['seconds'] >= MAX_SECONDS
         evaluating = not stop and (last or step % eval_interval == 0) and step != state['evaluated']['step']
         saving = stop or last or (step > 0 and step % (save_interval or eval_interval) == 0)
@@ -1042,7 +1040,7 @@ def train(run, interrupt):
         numbers = training_step(run.fast, run.opt, run.scaler, batches, batch_size, lr)
         losses.append(numbers.pop('loss'))
         state.update(step=step, sequences=state['sequences'] + batch_size, lr=lr)
-        if step == first:           # before that there is nothing to save
+        if step == first:           # now there is something to save
             interrupt.listen()
 
         printing = step % log_interval == 0 or step in (1, max_iters)
@@ -1050,7 +1048,7 @@ def train(run, interrupt):
             [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))
             check_finite(run, mean_loss)
 
-        # signals and the clock, which all processes must agree on
+        # All processes must agree on signals and the clock.
         stop, state['seconds'] = combine('MAX', interrupt.signal, time.perf_counter() - began)
         if step == 1:
             state['first_step'] = state['seconds']
@@ -1067,27 +1065,27 @@ def train(run, interrupt):
                 log(run, entry)
             losses = []
 
-    # All processes wait here for the save, because torchrun ends the others as soon as one exits with an error. A
-    # signal may have come in the last evaluation.
+    # All processes wait here for the save, because torchrun stops the others when one exits with an error. A signal may
+    # have come in the last evaluation.
     [stop] = combine('MAX', interrupt.signal)
     if stop:
-        say(f'stopped at step {step}; go on with: {resume_command(run.folder)}')
+        say(f'stopped at step {step}; resume with: {resume_command(run.folder)}')
         sys.exit(128 + int(stop))
 
 def finish(run, interrupt, started):
-    """Evaluates the whole validation split, shows samples and prints what to do next. A signal ends the evaluation."""
+    """Evaluates the complete validation split, and prints samples and next commands. A signal ends the evaluation."""
     interrupt.then = 'everything is saved, and the evaluation ends here'
     latest = time.perf_counter() + MAX_SECONDS
     with run.opt.evaluating():
-        whole = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch,
+        final = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch,
                          ended=lambda: interrupt.signal or time.perf_counter() > latest)
         if RANK == 0 and not interrupt.signal:
-            log(run, {f'full_{name}': value for name, value in whole.items()})
+            log(run, {f'full_{name}': value for name, value in final.items()})
             with optional('the model card'):
-                replace_card(checkpoints(run.folder)[-1], model_card(run, dict(whole, step=run.state['step'])))
+                replace_card(checkpoints(run.folder)[-1], model_card(run, dict(final, step=run.state['step'])))
             show_texts(run, 4, 3 * sample_tokens)
     if RANK == 0:
-        print_ending(run, whole, time.perf_counter() - started)
+        print_ending(run, final, time.perf_counter() - started)
     if interrupt.signal:
         sys.exit(128 + interrupt.signal)
 
