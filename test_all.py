@@ -4009,7 +4009,8 @@ def test_a_job_as_it_is_documented_survives_a_killed_process_and_is_queued_again
     options = f'{STEPS} --eval_interval=10'
     straight = train_here('a', options)
     blocks = re.findall(r'^```sh\n(.*?)^```', (HERE / 'README.md').read_text(encoding='utf-8'), re.M | re.S)
-    block = next(text for text in blocks if '--max-restarts' in text)
+    [block] = [text for text in blocks if '--max-restarts' in text]
+    assert block.count('train.py') == 1         # no other command may take the fault
     if nodes == 2:
         block = (HERE / 'config/slurm.sh').read_text(encoding='utf-8')
     write_faults("time.sleep(0.03)\n    if len(_seen) == 30 and os.environ['RANK'] == '1': die_once()")
