@@ -64,7 +64,7 @@ class GPTConfig:
     dropout: float = 0.0
     bias: bool = False
     qkv_bias: bool = False          # biases for queries, keys and values only (as in Qwen2)
-    nope_every: int = 0             # every nope_every-th layer has no rope (4 in SmolLM3; 0: all have rope)
+    nope_every: int = 0             # one layer in this many has no rope (4 in SmolLM3; 0: all have rope)
     tie_weights: bool = False       # lm_head shares the embedding's weights
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
     norm: str = 'rms'               # rms, layer, none
@@ -95,7 +95,7 @@ class GPTConfig:
             raise UserError(f'dropout = {self.dropout} is out of range; use 0 or more, and less than 1')
 
 # Fields that are not saved, because a trained model computes the same without them. If you change what a model
-# computes, add a field: otherwise checkpoints would claim to be a Llama or Qwen3, and transformers would compute that.
+# computes, add a field: otherwise checkpoints would claim to be a Llama or Qwen3, and transformers would run them so.
 TRAINING_FIELDS = 'dropout', 'attention'
 
 # The fields of other models, written out so that the defaults above may change. If you add a field, its default must
@@ -162,7 +162,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
 
 def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     """
-    Does the same as scaled_dot_product_attention with torch's fused kernels, which store no (T, S) matrix and are
+    Computes scaled_dot_product_attention with torch's fused kernels, which store no (T, S) matrix and are
     fastest without a mask. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
     if faster_written_out(q):
@@ -308,7 +308,7 @@ class Attention(nn.Module):
         self.o_proj = Linear(width, c.n_embd, c.bias)
         norm = RMSNorm if c.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
-        # The last layer and every other one before it have a value embedding.
+        # From the last layer back, every second one has a value embedding.
         has_values = c.value_embeds and (c.n_layer - layer) % 2 == 1
         self.value_embed = ValueEmbedding(config) if has_values else None
 
@@ -403,7 +403,7 @@ class KVCache:
 def tied_std(config):
     """
     Returns the standard deviation of an embedding that is also the head. It is chosen so that a new model's loss is
-    just above log(vocab_size), the loss of equally likely tokens. Blocks add nothing at first, and the last norm
+    just above log(vocab_size), the loss of a uniform guess. Blocks add nothing at first, and the last norm
     divides the embedding by its std, so a token's logit for itself is about n_embd * std, and the others are near 0.
     If that logit is log(1 + vocab_size / 12), the loss starts about log(1 + 1/12) above log(vocab_size).
     """
@@ -416,7 +416,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
-        self.saved_dtype = None         # dtype of checkpoint weights: that of the loaded model (None: as here)
+        self.saved_dtype = None         # dtype of checkpoint weights: that of the loaded model (None: no cast)
         # The padding exists only in this class: its rows are zero, it gets no probability, and checkpoints omit it.
         self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
         rows = config.vocab_size + self.padding
@@ -466,7 +466,7 @@ class GPT(nn.Module):
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
         # Without a mask, attention is causal, the fastest case. For another mask, or for numbers to add to the scores,
-        # set mask (B or 1, nh or 1, T, S) in both cases, for S = cache.size or T keys. For a mask of some layers only,
+        # set mask (B or 1, nh or 1, T, S) in both branches; S is cache.size or T. For a mask of some layers only,
         # add a field to PassInfo and let Attention select it by self.layer.
         if decode:
             positions = cache.lengths[:, None]
@@ -500,7 +500,7 @@ class GPT(nn.Module):
         x = self.run_layers(idx)
         if targets is None:
             return self.logits(x)
-        # Keep the padding, because a GPU reads rows of odd length slowly. Label smoothing needs self.logits(x) instead.
+        # Keep the padding, because a GPU reads unaligned rows slowly. Label smoothing needs self.logits(x) instead.
         logits = upcast(self.lm_head(x))
         if self.padding:
             logits[..., self.config.vocab_size:] = float('-inf')
@@ -517,7 +517,7 @@ class GPT(nn.Module):
         return self.logits(x[cache.rows, cache.lengths[:, None] - 1])[:, 0]
 
     def decode(self, idx, cache):
-        """Adds a token to each text, idx (B, 1). Returns the logits (B, vocab_size) of the token after it."""
+        """Adds tokens idx (B, 1), one to each text. Returns the logits (B, vocab_size) of the token after it."""
         x = self.run_layers(idx, cache, decode=True)
         cache.lengths += 1
         return self.logits(x)[:, 0]

@@ -582,7 +582,7 @@ def print_summary(meta, tok, cut):
 # Reading shards
 
 def read_meta(folder):
-    """Returns meta.json of a data folder, or a substitute for nanoGPT's (train.bin and val.bin), which have none."""
+    """Returns meta.json of a data folder, or one made for nanoGPT's folders (train.bin, val.bin), which lack it."""
     path = folder / 'meta.json'
     if path.exists():
         return read_json(path)
@@ -591,14 +591,14 @@ def read_meta(folder):
         raise UserError(f'{folder} has a vocabulary in meta.pkl, which is not read; prepare its text instead: {line}')
     splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
     ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20) if (folder / 'train.bin').exists() else np.zeros(0)
-    if ids[1::2].max(initial=0) < 16 <= ids[::2].max(initial=0):        # every second one is half of a 32-bit id
+    if ids[1::2].max(initial=0) < 16 <= ids[::2].max(initial=0):        # odd ones are the high halves of 32-bit ids
         return dict(splits, vocab_size=1 << 20, dtype='<u4')
     return dict(splits, vocab_size=1 << 16, dtype='<u2')       # check_data refines these
 
 def check_data(folder, meta):
     """
     Checks the files against meta, and all ids against the vocabulary. Returns meta, completed for nanoGPT's shards.
-    A shard is read again only if it has changed, because checked.json keeps the results. Raises UserError.
+    checked.json keeps the results, so only changed shards are read again. Raises UserError.
     """
     cache = folder / 'checked.json'
     known = {}
@@ -608,7 +608,7 @@ def check_data(folder, meta):
     file = folder / 'tokenizer.json'
     try:
         if 'tokenizer_sha256' in meta and file_sha256(file) != meta['tokenizer_sha256']:
-            raise ValueError('it did not make the tokens')
+            raise ValueError('it does not fit the tokens')
         for shard in shown(shards, 'checking'):
             file = folder / shard['name']
             stamp = stamp_of(file)
@@ -620,7 +620,7 @@ def check_data(folder, meta):
                 raise ValueError('it does not match meta.json')
             shard.update(known[stamp])
     except (OSError, ValueError) as e:
-        raise UserError(f'cannot train on {folder} ({file.name}: {e}); copy it again, or prepare it again')
+        raise UserError(f'cannot train on {folder} ({file.name}: {e}); copy or prepare the folder again')
     largest = max(shard['largest'] for shard in shards)
     meta['ids'] = largest + 1
     if 'source' not in meta:
@@ -629,7 +629,7 @@ def check_data(folder, meta):
                     source=f'ids up to {largest:,}, without meta.json' + ", assumed to be GPT-2's" * is_gpt2)
     return meta
 
-def stamp_of(path):         # A copy has another inode
+def stamp_of(path):         # A copy's inode differs
     info = path.stat()
     return f'{path.name} {info.st_size} {info.st_mtime_ns} {info.st_ino}'
 
@@ -684,7 +684,7 @@ class Shards:
         return tokens
 
     def starts(self, first, count, T, seed):
-        """Returns the starts of `count` sequences from number `first` on, in endless epochs. It has no state."""
+        """Returns the starts of `count` sequences from number `first` on, in endless epochs. Stateless."""
         n = (len(self) - T) // T        # sequences per epoch; T tokens are left over for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 

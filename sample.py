@@ -35,18 +35,18 @@ top_k = 0               # draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # draw only from the likeliest tokens that together have this probability
 seed = 1337             # same seed, device and options: same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16. On a CPU, 16 bits may mean the matrices only; in a GGUF
-                        # file they always do, and auto is float16
+dtype = 'auto'          # auto, float32, bfloat16, float16. A CPU may hold only the matrices in 16 bits; a GGUF
+                        # file always does, and its auto is float16
 compile = False         # generate faster, after half a minute or more of compiling
-gguf = ''               # if set, only export the model to this file (llama.cpp, Ollama), such as model.gguf
+gguf = ''               # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # standard output has only the texts
 
 def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
     Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
-    logits / temperature over the top_k likeliest tokens, then over the fewest of them that together have top_p (nucleus
-    sampling, arXiv:1904.09751). ids is None for all tokens in order.
+    logits / temperature over the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus
+    sampling, arXiv:1904.09751). ids is None if it would be all ids in order.
     """
     if temperature == 0:
         top_k, temperature = 1, 1.0
@@ -65,7 +65,7 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
 def draw(probs, ids, u):
     """Returns one id (B,) per row of next_token_probs, chosen by the numbers u (B,) in [0, 1)."""
     edges = probs.cumsum(-1)
-    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, where probability ends
+    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # so as never to pass the last edge
     i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
@@ -73,7 +73,7 @@ def next_logits(model, contexts, cache):
     """
     Returns the logits (B, vocab_size) of the token after each context (a list of ids). Row i of the cache belongs to
     text i and is empty, or holds all but its last id. A context longer than block_size is cut: at first to block_size,
-    later to half, so that the cache is refilled only every block_size / 2 tokens.
+    later to half of it, so that the cache is refilled only every block_size / 2 tokens.
     """
     device, block_size = cache.lengths.device, model.config.block_size
     too_long = [context for context in contexts if len(context) > block_size]
@@ -91,7 +91,7 @@ def next_logits(model, contexts, cache):
 def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, **sampling):
     """
     Continues a batch of prompts (lists of ids of any length). Yields a list with one id per text, max_new_tokens times
-    or until every text has ended. ends: the ids that end a text; an ended text goes on yielding ends[0].
+    or until every text has ended. ends: the ids that end a text; an ended text is padded with ends[0].
 
     Text i depends only on its prompt and seed + i. Ids from vocab_size on, which the tokenizer may lack, are never
     drawn. sampling: the options of next_token_probs.
@@ -116,8 +116,8 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 
 def prompt_ids(tok, prompt, ends):
     """
-    Returns the ids to start from: the tokenizer's opening ids (Llama's <s>; ours has none), which are never shown, then
-    the prompt, unless it already begins with them. If both are empty, the first of `ends`: a new text follows it.
+    Returns the ids to start from: the tokenizer's opening ids (Llama's <s>; ours has none), which are never shown, and
+    the prompt, which may begin with them. If both are empty, the first of `ends`: a new text follows it.
     """
     ids = tok.encode(prompt)
     if ids[:len(tok.opening)] != tok.opening:
@@ -125,11 +125,11 @@ def prompt_ids(tok, prompt, ends):
     return ids or ends[:1] or [0]
 
 def texts_of(steps, tok, ends):
-    """Returns the texts made of the steps that generate() yields, without their ends."""
+    """Returns the texts that the steps of generate() make up, without their end ids."""
     return [tok.decode([id for id in ids if id not in ends]) for ids in zip(*steps)]
 
 # -----------------------------------------------------------------------------
-# End of the core. What follows is reference: speed, and the command.
+# End of the core. The rest is support code: speed, and the command.
 
 def prepare_model(model, device, dtype, compiled, rows):
     """

@@ -5,12 +5,12 @@ Byte-pair encoding, first in its plainest form, then as a Tokenizer; and three s
     tok = Tokenizer(vocab, merges, ['<|endoftext|>'])
     tok.encode('hello world')          # [259, 400, ...]
     tok.decode(tok.encode('héllo'))    # 'héllo'
-    tok.save('tokenizer.json')         # opens in Hugging Face `tokenizers` and `transformers` as it is
+    tok.save('tokenizer.json')         # opens in Hugging Face `tokenizers` and `transformers` as is
 
 A pattern splits text into words, and a word is a sequence of bytes. Training merges the most frequent pair of neighbors
 into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2). Encoding applies the
 same merges, earliest first. The first section does all of that in fifty lines. The core ends with Tokenizer. The
-reference after it computes the same ids faster, trains on large texts, and reads and writes files.
+code after it computes the same ids faster, trains on large texts, and reads and writes files.
 """
 import errno
 import json
@@ -36,7 +36,7 @@ END_OF_TEXT = '<|endoftext|>'
 UNKNOWN = '<unk>'
 NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
 
-# How text is split into words before any merging. No token crosses a word's border. Before you add a pattern, read the
+# How text is split into words before any merging. No token crosses a word boundary. Before you add a pattern, read the
 # comment above cut_table.
 PATTERNS = {
     'gpt2': r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
@@ -45,7 +45,7 @@ PATTERNS = {
 }
 
 # -----------------------------------------------------------------------------
-# the algorithm in its plainest form, with which the tests compare everything below
+# the algorithm in its plainest form; the tests compare everything below with it
 
 def plain_words(text, pattern):
     """Returns the words of a text, each as a list of single bytes."""
@@ -94,7 +94,7 @@ def plain_encode(text, merges, pattern='gpt2'):
 # tokenizers: special tokens, encoding, decoding
 
 def special_pattern(special_tokens, form=str):
-    """Returns a pattern that splits str (or bytes) at special tokens, the longest first, or None without any."""
+    """Returns a pattern that splits str (or bytes) at special tokens, longest first, or None without any."""
     tokens = sorted(special_tokens, key=len, reverse=True)
     if '' in tokens:
         raise UserError('a special token cannot be empty; remove it')
@@ -104,7 +104,7 @@ def special_pattern(special_tokens, form=str):
     return re.compile(text if form is str else text.encode())
 
 class BaseTokenizer:
-    """Has what all tokenizers share. Subclasses call set_vocab, and define encode_ordinary and as_json."""
+    """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json."""
     opening = []        # ids before every prompt, such as Llama's <s>
     fast = None         # a FastEncoder, or None
 
@@ -124,7 +124,7 @@ class BaseTokenizer:
         self.token_bytes = ragged_bytes([self.vocab[id] for id in range(self.vocab_size)])
 
     def encode(self, text):
-        """Returns the ids of a text as a list. A special token becomes its own id, the longest where several fit."""
+        """Returns the ids of a text as a list. Special tokens get their own ids; the longest match wins."""
         if self.fast and len(text) > LONG_TEXT:     # the same ids, faster
             return self.encode_to_numpy(text).tolist()
         ids = []
@@ -147,18 +147,18 @@ class BaseTokenizer:
         """Returns the bytes of ids (a sequence; an array is fastest). Raises ValueError for an unknown id."""
         ids = np.asarray(ids)
         if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
-            raise ValueError(f'not all of these are ids of the vocabulary of {self.vocab_size} tokens: {ids}')
+            raise ValueError(f'some of these ids are outside the vocabulary of {self.vocab_size} tokens: {ids}')
         # The next line gives b''.join([self.vocab[id] for id in ids]), but faster.
         return self.token_bytes.join(ids).tobytes()
 
     def encode_to_numpy(self, text):
-        """Returns encode(text) as an array of uint16 (uint32 for more than 65,536 tokens): fastest for a long text."""
+        """Returns encode(text) as an array of uint16 (uint32 if vocab_size > 65,536): fastest for a long text."""
         parts = self.split_special(text)
         raw = b'\xff'.join([part.encode() for part in parts[::2]])
         return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
 
     def encode_bytes(self, raw, special=()):
-        """Returns the ids of UTF-8 as an array. Bytes 0xff, which UTF-8 never has, become the ids of `special`."""
+        """Returns the ids of UTF-8 bytes as an array. Each 0xff, never in UTF-8, becomes the next id of `special`."""
         if self.fast:
             return self.fast.encode_bytes(raw, special)
         first, *rest = raw.split(b'\xff')
@@ -168,7 +168,7 @@ class BaseTokenizer:
         return np.array(ids, self.dtype)
 
     def encode_iterable(self, chunks):
-        """Yields the ids of encode(''.join(chunks)) as they come. Holds STREAM bytes, or more if no cut is safe."""
+        """Yields the ids of encode(''.join(chunks)) as they come. Buffers STREAM bytes, more if no cut is safe."""
         for block in blocks(map(str.encode, chunks), STREAM, self.special_ids):
             yield from self.encode(block.decode())
 
@@ -178,7 +178,7 @@ class BaseTokenizer:
             json.dump(json_of(self), f, ensure_ascii=False, indent=1)
 
 class Tokenizer(BaseTokenizer):
-    """Byte-level BPE: every text that UTF-8 can hold has ids, and decode(encode(text)) == text."""
+    """Byte-level BPE: every UTF-8 text can be encoded, and decode(encode(text)) == text."""
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
         """
         Takes vocab and merges as train_bpe returns them, and the name of one of PATTERNS. Special tokens that vocab
@@ -193,23 +193,23 @@ class Tokenizer(BaseTokenizer):
         self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
         if {*self.byte_ids, *self.made} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
             raise UserError('a special token is also an ordinary one, or a merge is listed twice; use the files of one '
-                            'tokenizer, and other special tokens')
+                            'tokenizer, or new special tokens')
         if type(self).word_ids is Tokenizer.word_ids and in_order(self):        # not if a subclass overrides it
             self.fast = FastEncoder(self)
 
     def encode_ordinary(self, text):
-        """Returns the ids of a text as a list. A special token in it is text like any other."""
+        """Returns the ids of a text as a list. Special tokens in it are treated as text."""
         if self.fast:       # the same ids, faster
             return self.fast.encode(text)
         return [id for word in self.pattern.findall(text) for id in self.word_ids(word)]
 
     def word_ids(self, word):
         """
-        Returns the ids of one word: joins the pair of lowest rank, the left one of several, until no pair has a rank.
+        Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank.
 
         To change this (BPE dropout, say), override it in a subclass. It is then called for every word of every text,
-        which is 30 times slower (encode_batch in prepare.py knows the split). If you edit it here, set `self.fast =
-        None`, because a FastEncoder caches the ids of words, and merges the words of long texts itself.
+        which is 30 times slower (encode_batch in prepare.py knows train from val). If you edit it here, set `self.fast`
+        to None, because a FastEncoder caches the ids of words, and merges the words of long texts itself.
         """
         rank_of = self.ranks.get
         ids = [self.byte_ids[b] for b in word.encode()]
@@ -232,7 +232,7 @@ class Tokenizer(BaseTokenizer):
         return bpe_as_json(self)
 
 # -----------------------------------------------------------------------------
-# End of the core. What follows is reference: other tokenizers, the fast encoder, training, file formats.
+# End of the core. The rest is support code: other tokenizers, the fast encoder, training, file formats.
 #
 # byte, word and character tokenizers
 

@@ -55,10 +55,10 @@ vocab_size = 4096       # for bpe and word
 out_dir = ''            # folder of the run ('': out/<dataset>, or out/<dataset>-2, -3, ... if that is taken)
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start from: a
                         # run, a checkpoint, a Llama, Qwen, Mistral, SmolLM or GPT-2 in a folder, or gpt2 or owner/model
-                        # on the hub (auto:gpt2: resume if out_dir has a checkpoint, else start from gpt2)
+                        # on the hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
 max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
-                        # final evaluation takes at most as long again
+                        # final evaluation adds at most max_minutes
 eval_interval = 500     # steps between evaluations
 eval_tokens = 32768     # validation tokens per evaluation, spread evenly over the split (0: all)
 save_interval = 0       # steps between checkpoints (0: one after each evaluation)
@@ -70,11 +70,11 @@ sample_start = ''       # beginning of the sample text ('': the data set's, or a
 seed = 1                # seeds the weights, the data order and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens, or 65,536 on a GPU if they fit)
+micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens, or 4,096 to 65,536 on a GPU)
 optimizer = 'muon'      # muon (adamw for all but the matrices in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
-learning_rate = 6e-3    # highest learning rate, reached after warmup_iters
-adamw_scale = 4.0       # with muon: factor of the rate for the head, norms, biases and learned positions
-embed_scale = 20.0      # with muon: factor of the rate for value embeddings, and token embeddings unless tied
+learning_rate = 6e-3    # highest rate, reached after warmup_iters
+adamw_scale = 4.0       # with muon: rate multiplier for the head, norms, biases and learned positions
+embed_scale = 20.0      # with muon: rate multiplier for value embeddings, and token embeddings unless tied
 min_lr = -1.0           # learning rate from lr_decay_iters on (-1: a twentieth of learning_rate)
 warmup_iters = 40       # steps in which the rate rises from 0
 lr_decay = 'linear'     # linear (in the last 65% of the steps) or cosine
@@ -104,7 +104,7 @@ LOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))   # its number on this machine
 WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # number of processes
 
 # -----------------------------------------------------------------------------
-# Rules. Each takes one step in place, as in torch.optim, for weights p with gradients g and moments m and v. decay is
+# Update rules. Each steps in place, as in torch.optim, for weights p with gradients g and moments m and v. decay is
 # the weight decay. At step t = 1, 2, ..., bias1 = 1 - beta1^t and bias2 = 1 - beta2^t. All are called like adamw.
 
 def sgd(p, g, lr, decay, *_):
@@ -158,7 +158,7 @@ def orthogonalize(x, dtype):
 
 def muon(p, g, lr, decay, m, *_, dtype):
     """
-    Steps matrices p (n, a, b) down their orthogonalized Nesterov momentum, about as far as AdamW would go
+    Moves matrices p (n, a, b) against their orthogonalized Nesterov momentum, about as far as AdamW would go
     (arXiv:2502.16982, equation 4), so that both can share a learning rate and a weight decay.
     """
     m.lerp_(g, 0.05)
@@ -173,7 +173,7 @@ class Group:
     rule: str
     betas: tuple                    # for Adam's means
     eps: float
-    lr_scale: float = 1.0           # factor of the learning rate, and so of the decay
+    lr_scale: float = 1.0           # multiplies the learning rate, and so the decay
     decay: float = 0.0              # weight decay
     part: slice = None              # their slice of the optimizer's vectors
 
@@ -248,7 +248,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__([self.p], {})
 
     def compile(self):
-        # Compile each rule, because a step as one graph takes twice as long, and one kernel for all shapes 4% longer.
+        # Compile each rule. One graph for a step runs half as fast, and one kernel for all shapes 4% slower.
         self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in self.rules.items()}
         torch._dynamo.config.cache_size_limit = 64      # one per matrix shape; the default of 8 is too few
         self.piece = len(self.p)
@@ -262,9 +262,9 @@ class Optimizer(torch.optim.Optimizer):
     @contextmanager
     def evaluating(self):
         """
-        Wrap evaluating, sampling, saving and restoring in this: all processes have the weights of the first, and
-        dropout is off. To evaluate and save averaged weights, keep the average in `tensors`, and swap its values with
-        p's before and after the yield.
+        Context for evaluating, sampling, saving and restoring, in which all processes have the weights of the first
+        and dropout is off. To evaluate and save averaged weights, keep the average in `tensors`, and swap its values
+        with p's before and after the yield.
         """
         self.synchronize()          # another GPU may have used another kernel, and be off by an ulp
         self.model.eval()
@@ -273,7 +273,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def clip(self, max_norm):
-        """Scales the gradient down to a norm of max_norm (0: not at all). Returns the norm before, on the device."""
+        """Scales the gradient down to a norm of max_norm (0: not at all). Returns the old norm, on the device."""
         # On a CPU, the norm of 30 million float32 numbers at once is off by 0.2%; row by row, it is off by 1e-6.
         norm = self.g.view(4096, -1).norm(dim=1, dtype=torch.float32).norm()
         if max_norm:
@@ -286,7 +286,7 @@ class Optimizer(torch.optim.Optimizer):
         # Rules that draw random numbers (none here does) would draw the same ones in all processes.
         torch.manual_seed((seed * 1_000_003 + self.t) % 2 ** 63)
         for name, w in self.weights.items():
-            assert self.model.get_parameter(name).data_ptr() == w.data_ptr(), f'{name} left p; make a new Optimizer'
+            assert self.model.get_parameter(name).data_ptr() == w.data_ptr(), f'{name} moved; make a new Optimizer'
         for group in self.groups:
             group_lr = self.on_device(lr) * group.lr_scale
             biases = [self.on_device(1 - beta ** self.t) for beta in group.betas]
@@ -334,7 +334,7 @@ def next_lr(state):
 
 def rejoin_schedule(state):
     """Starts a new warm-up if the new schedule of a resumed run jumps up, which would undo training."""
-    if state['step'] and next_lr(state) > 2.1 * state['lr']:        # a warm-up at most doubles the rate
+    if state['step'] and next_lr(state) > 2.1 * state['lr']:        # a warm-up step at most doubles it
         state['warm_up'] = state['step'], state['lr']
         say(f'the learning rate rises from {state["lr"]:.1e} to the new schedule in {warmup_iters} steps')
 
@@ -356,25 +356,25 @@ def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
-        # This seeds dropout, alike for any number of processes if micro-batches have the same size.
+        # This seeds dropout, the same for any number of processes if micro-batches are equally large.
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, device)
 
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
-    Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: their number in all
+    Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: total over all
     processes. Returns numbers to print and log, still on the device: this process's part of the mean loss (averaged
-    over steps and summed over processes later), the gradient norm before clipping, and any that you add. Of the latter
-    two, the values of the last step in the first process are printed.
+    over steps and summed over processes later), the gradient norm before clipping, and any that you add. The last two
+    are printed as of the latest step, in the first process.
     """
-    opt.zero_grad(set_to_none=False)        # keeps the gradients views of g
+    opt.zero_grad(set_to_none=False)        # with None, g would not be cleared
     total = 0.0
     for x, y in batches:
         loss = model(x, y) * (len(x) / sequences)
         scaler.scale(loss).backward()
         total += loss.detach()
     if WORLD_SIZE > 1:
-        # Send the dtype of matmuls. Half the bytes save an estimated 5 to 10% of a step on 8 GPUs without NVLink.
+        # Send in the dtype of matmuls. Halving bytes saves an estimated 5 to 10% of a step on 8 GPUs without NVLink.
         message = opt.g.to(model.compute_dtype)
         dist.all_reduce(message)
         opt.g.copy_(message)
@@ -386,17 +386,16 @@ def training_step(model, opt, scaler, batches, sequences, lr):
 
 def make_scaler(device, dtype):
     """
-    Returns a scaler of the loss for float16, whose smallest numbers exceed many gradients. It does nothing for other
-    dtypes.
+    Returns a loss scaler for float16, in which many gradients would underflow. It does nothing for other dtypes.
     """
     return torch.amp.GradScaler(device.split(':')[0], enabled=dtype == 'float16')
 
 @torch.no_grad()
 def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
     """
-    Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, by their names in the
+    Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the
     log. They do not depend on the number of processes. Reads max_tokens (0: all) of the split in windows of T tokens,
-    in an order that spreads any number of first windows evenly over it. model: in evaluation mode; at_once: tokens per
+    in an order that spreads the first few or many evenly over it. model: in evaluation mode; at_once: tokens per
     forward pass; ended: called after each pass, returns whether to stop.
     """
     n = len(data) - 1           # every token but the first is a target
@@ -439,11 +438,11 @@ def check_finite(run, loss=0.0):
 # of the data.
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # elapsed, including evaluations and saves; duration of the first step
+    seconds=0.0, first_step=0.0,        # elapsed, including evaluations and saves; at the end of step 1
     lr=0.0, warm_up=(0, 0.0),           # rate of the last step; step and rate at which the warm-up began
     evaluated=dict(step=0),             # last evaluation and its step; step 0 of a new model is not evaluated
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
-    dtype='auto', compile='auto',       # values in use; 'auto' means these on resume
+    dtype='auto', compile='auto',       # values in use, which 'auto' means on resume
     options={}, wandb_id='',              # set by start_files(); the run's id at wandb
     t=0, scaler={},                     # states of the optimizer and the scaler, set by save()
 )
@@ -458,7 +457,7 @@ class Run:
     val_data: Shards
     tok_path: Path          # tokenizer.json, which may be missing
     ends: list              # ids that end a text: see find_ends
-    kept: tuple             # from the model that the run began with: see keep_from
+    kept: tuple             # taken from the starting model: see keep_from
     model: GPT
     fast: object            # the model, compiled or not
     opt: Optimizer
@@ -467,8 +466,8 @@ class Run:
     T: int                  # tokens in a sequence
     micro: int              # sequences per device at a time
     eval_batch: int         # tokens evaluated at a time
-    wandb: object = None    # its run, until it fails
-    drawn: float = -math.inf        # time of the last drawing
+    wandb: object = None    # None if it is off or failed
+    drawn: float = -math.inf        # time of the last plot
 
 def evaluate_run(run, last):
     """Evaluates the model of a run, prints and logs the result, draws the curves and, unless last, prints a sample."""
@@ -488,7 +487,7 @@ def evaluate_run(run, last):
         show_texts(run, 1, sample_tokens)
 
 def show_texts(run, n, length):
-    """Prints n generated texts of `length` tokens, or nothing without a length or a tokenizer."""
+    """Prints n generated texts of `length` tokens, or nothing if length is 0 or there is no tokenizer."""
     tok = run.val_data.tok
     if length == 0 or not tok:
         return
@@ -500,8 +499,8 @@ def show_texts(run, n, length):
 
 def save(run, last):
     """
-    Writes step_<step>/ and removes old checkpoints except the best. Raises UserError if the last save fails. Only the
-    first process writes; the others wait in their next exchange, up to timeout.
+    Writes step_<step>/ and removes old checkpoints except the best. Raises UserError if the final save fails. Only the
+    first process writes; the others wait in their next collective, up to timeout.
     """
     state, step = run.state, run.state['step']
     check_finite(run)
@@ -532,16 +531,16 @@ def load_state(folder):
 
 def restore(folder, opt, scaler):
     """
-    Fills the optimizer and the scaler from a checkpoint. Your own tensors keep their values if it lacks them. Raises
-    UserError if it was trained with another optimizer.
+    Fills the optimizer and the scaler from a checkpoint. Tensors that it lacks (added by you) keep their values. Raises
+    UserError if it was trained with another optimizer or other frozen weights.
     """
     state = load_state(folder)
-    [path] = folder.glob('training.*tensors')           # until November 2026, training.safetensors
+    [path] = folder.glob('training.*tensors')           # older runs have training.safetensors
     found = load_file(path)
     needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
     before = state['options']['optimizer']
     if before != optimizer or not needed <= found.keys() <= opt.tensors.keys():
-        raise UserError(f'{folder} was trained with --optimizer={before} or other frozen weights; use the same, or '
+        raise UserError(f'{folder} was trained with --optimizer={before} or other frozen weights; repeat that, or '
                         f'start a new run with --init_from={folder}')
     with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
         for name, tensor in found.items():
@@ -592,7 +591,7 @@ def fit_micro_batch(model, opt, data, T, device, micro):
 # signals and processes
 
 class Interrupt:
-    """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and exits. A second one exits at once."""
+    """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and exits. Another one later exits at once."""
     signal, heard = 0, 0.0          # number of the signal, and its time
     then = 'a checkpoint is saved after this step (press Ctrl-C again to end without it)'
 
@@ -1016,7 +1015,7 @@ def train(run, interrupt):
     began = time.perf_counter() - state['seconds']
     losses = []         # since the last printed line, evaluation or save
     while True:
-        # Evaluate and save at their intervals and after the last step, but not at step 0 (see NEW_STATE).
+        # Evaluate and save at their intervals and after the last step, but no new model at step 0 (see NEW_STATE).
         last = step >= max_iters or state['seconds'] >= MAX_SECONDS
         evaluating = not stop and (last or step % eval_interval == 0) and step != state['evaluated']['step']
         saving = stop or last or (step > 0 and step % (save_interval or eval_interval) == 0)
@@ -1066,7 +1065,7 @@ def train(run, interrupt):
             losses = []
 
     # All processes wait here for the save, because torchrun stops the others when one exits with an error. A signal may
-    # have come in the last evaluation.
+    # have arrived in the final evaluation.
     [stop] = combine('MAX', interrupt.signal)
     if stop:
         say(f'stopped at step {step}; resume with: {resume_command(run.folder)}')
