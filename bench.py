@@ -86,8 +86,8 @@ VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
 
 def model_config(options=train.config, **others):
     """Returns the GPTConfig of the options, as far as it is known without the data. others: fields to override."""
-    vocab_size = VOCAB_SIZES.get(options['tokenizer'], options['vocab_size'])
-    return train.model_config(options, vocab_size=vocab_size, **others)
+    return train.model_config(options, vocab_size=VOCAB_SIZES.get(options['tokenizer'], options['vocab_size']),
+                              **others)
 
 def build(c, device, dtype='float32'):
     """Returns a new model. On the device 'meta' it has only shapes and takes no memory."""
@@ -599,7 +599,7 @@ def save_picture(found, kind):
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
         for variant in found:
-            label, _, _ = variant.name.rpartition(', ')
+            label = variant.name.rpartition(', ')[0]
             lines[label].append((variant.options[kind], min(variant.loss(), top), variant.spread()))
     for name, points in lines.items():
         axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=name, zorder=-len(axis.lines))

@@ -262,9 +262,7 @@ def fit(value, name, options, where):
     """Returns a value in the type of the option's default (an int may become a float). Raises UserError."""
     if name not in options:
         near = difflib.get_close_matches(name, options, 1)
-        hint = 'run it with --help, which lists all options'
-        if near:
-            hint = f'did you mean {near[0]}? (--help lists all options)'
+        hint = f'did you mean {near[0]}? (--help lists all options)' if near else 'run with --help to list all options'
         raise UserError(f'unknown option {name} ({where}); {FOREIGN.get(name, hint)}')
     default = options.defaults[name]
     kind = type(default)

@@ -487,7 +487,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     check_options(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
-    gone = not files or (val_dataset and not val_files)
+    gone = not files or val_dataset and not val_files
     if gone and not folder.exists():
         raise UserError(f'no text at {val_dataset if files else dataset}; use another path, or {", ".join(DATASETS)}')
     own = {path: path.relative_to(val_dataset) for path in val_files}       # the user's files, which may change

@@ -138,8 +138,9 @@ def prepare_model(model, device, dtype, compiled, rows):
     """
     packed = dtype == 'float16' and not compiled and can_pack(device)
     one_row = compiled and device == 'cpu' and rows == 1
-    model.compute_dtype = torch.float32 if packed or one_row else getattr(torch, dtype)
-    model.to(device, torch.float32 if packed else getattr(torch, dtype)).eval()
+    weights = torch.float32 if packed else getattr(torch, dtype)
+    model.compute_dtype = torch.float32 if one_row else weights
+    model.to(device, weights).eval()
     for layer in model.modules():
         if isinstance(layer, Linear) and packed:
             # This copies the matrix to float16 in FBGEMM's layout, so the weights must not change afterwards. On Zen 4,
@@ -159,8 +160,7 @@ def prepare_model(model, device, dtype, compiled, rows):
     # come too late.
     inductor.freezing = rows > 1
     # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
-    options = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
-    model.decode = torch.compile(model.decode, options=options)
+    model.decode = torch.compile(model.decode, options=dict(realize_opcount_threshold=0, realize_reads_threshold=0))
 
 def packed_linear(matrix, x):
     return torch.ops.quantized.linear_dynamic_fp16(x, matrix)
@@ -244,8 +244,7 @@ def main():
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, ends, tok.vocab_size, seed,
                   temperature=temperature, top_k=top_k, top_p=top_p)
     if compiled:
-        for _ in islice(run(), 4):      # untimed: the prompt, then a step each to compile, warm up and record graphs
-            pass
+        list(islice(run(), 4))          # untimed: the prompt, then a step each to compile, warm up and record graphs
     print_texts(run, tok, prompt, ends)
 
 if __name__ == '__main__':

@@ -848,9 +848,9 @@ class WordIds(dict):
     def __missing__(self, word):
         if len(self) >= MAX_WORDS:
             self.clear()
-        long = len(word) > LONG_WORD
-        ids = self[word] = self.fast.ids_of_pieces([word.encode()])[0].tolist() if long else self.tok.word_ids(word)
-        return ids
+        if len(word) > LONG_WORD:
+            return self.setdefault(word, self.fast.ids_of_pieces([word.encode()])[0].tolist())
+        return self.setdefault(word, self.tok.word_ids(word))
 
 def in_order(tok):
     """Returns whether each token is made by one merge, of bytes or tokens made before, as in training."""
