@@ -6,9 +6,9 @@ Defines the Transformer: layers, losses, attention, KV cache, and checkpoints th
     loss = model(idx, targets)      # a scalar, in nats per token
 
 The default is Llama-style: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
-(arXiv:2002.05202), no biases, and norms of queries and keys as in Qwen3. GPT-2 is `GPTConfig(**GPT2)`, and the
-ablations are other values of the last fields. Modules are named as in Hugging Face's Llama, so a checkpoint is the
-state_dict without padding and without a tied head.
+(arXiv:2002.05202), no biases, and norms of queries and keys as in Qwen3. GPT-2 is `GPTConfig(**GPT2)`; for ablations,
+change the last fields. Modules are named as in Hugging Face's Llama, so a checkpoint is the state_dict without padding
+and without a tied head.
 
 Mixed precision is explicit, without autocast. In training, weights are float32 (sample.py may cast them), activations
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
@@ -59,7 +59,7 @@ class GPTConfig:
     head_dim: int = 0               # size of each query, key and value (0: n_embd / n_head)
     d_ff: int = 0                   # MLP width (0: 4 n_embd; for swiglu 8/3 n_embd, rounded up to a multiple of 64)
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0        # slows slow rotations down by this factor, as Llama 3 does (8 in 3.1, 32 in 3.2)
+    rope_factor: float = 1.0        # divides low frequencies of rope by this, as Llama 3 does (8 in 3.1, 32 in 3.2)
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
@@ -95,7 +95,7 @@ class GPTConfig:
             raise UserError(f'dropout = {self.dropout} is out of range; use 0 or more, and less than 1')
 
 # Fields that are not saved, because a trained model computes the same without them. If you change what a model
-# computes, add a field: otherwise checkpoints would claim to be a Llama or Qwen3, and transformers would run them so.
+# computes, add a field: otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
 TRAINING_FIELDS = 'dropout', 'attention'
 
 # The fields of other models, written out so that the defaults above may change. If you add a field, its default must
@@ -294,7 +294,7 @@ class PassInfo:
     cos_sin: torch.Tensor       # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
     mask: torch.Tensor          # see scaled_dot_product_attention (None: causal)
     cache: object               # a KVCache, or None
-    decode: bool                # whether each text gets one more token; its other keys are in the cache
+    decode: bool                # whether each text gets one token; its earlier keys are in the cache
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -492,10 +492,9 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None):
         """
-        Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats over all
-        targets but -100. Add a second loss, such as that of a mixture of experts, here, but only if self.training,
-        because evaluate() calls this, too. Layers can leave it in an attribute of the model, where training_step can
-        read it.
+        Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats over targets
+        except -100. Add a second loss (say, of a mixture of experts) here, but only if self.training, because
+        evaluate() calls this, too. Layers can leave it in an attribute of the model, where training_step can read it.
         """
         x = self.run_layers(idx)
         if targets is None:
@@ -517,7 +516,7 @@ class GPT(nn.Module):
         return self.logits(x[cache.rows, cache.lengths[:, None] - 1])[:, 0]
 
     def decode(self, idx, cache):
-        """Adds tokens idx (B, 1), one to each text. Returns the logits (B, vocab_size) of the token after it."""
+        """Adds tokens idx (B, 1), one to each text. Returns the logits (B, vocab_size) of the next token."""
         x = self.run_layers(idx, cache, decode=True)
         cache.lengths += 1
         return self.logits(x)[:, 0]

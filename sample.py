@@ -35,8 +35,8 @@ top_k = 0               # draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # draw only from the likeliest tokens that together have this probability
 seed = 1337             # same seed, device and options: same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16. A CPU may hold only the matrices in 16 bits; a GGUF
-                        # file always does, and its auto is float16
+dtype = 'auto'          # auto, float32, bfloat16, float16. On a CPU, all but the matrices may stay float32; in
+                        # a GGUF file they do, and auto is float16
 compile = False         # generate faster, after half a minute or more of compiling
 gguf = ''               # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
     Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
     logits / temperature over the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus
-    sampling, arXiv:1904.09751). ids is None if it would be all ids in order.
+    sampling, arXiv:1904.09751). ids is None for all ids in order.
     """
     if temperature == 0:
         top_k, temperature = 1, 1.0
@@ -71,8 +71,8 @@ def draw(probs, ids, u):
 
 def next_logits(model, contexts, cache):
     """
-    Returns the logits (B, vocab_size) of the token after each context (a list of ids). Row i of the cache belongs to
-    text i and is empty, or holds all but its last id. A context longer than block_size is cut: at first to block_size,
+    Returns the logits (B, vocab_size) of the token after each context (a list of ids). Row i of the cache is empty or
+    holds text i without its last id. A context longer than block_size is cut: at first to block_size,
     later to half of it, so that the cache is refilled only every block_size / 2 tokens.
     """
     device, block_size = cache.lengths.device, model.config.block_size
@@ -116,8 +116,8 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 
 def prompt_ids(tok, prompt, ends):
     """
-    Returns the ids to start from: the tokenizer's opening ids (Llama's <s>; ours has none), which are never shown, and
-    the prompt, which may begin with them. If both are empty, the first of `ends`: a new text follows it.
+    Returns the prompt's ids, after the tokenizer's opening ids (Llama's <s>; ours has none; never shown) unless it
+    begins with them. If both are empty, returns the first of `ends`: a new text follows it.
     """
     ids = tok.encode(prompt)
     if ids[:len(tok.opening)] != tok.opening:

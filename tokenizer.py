@@ -94,7 +94,7 @@ def plain_encode(text, merges, pattern='gpt2'):
 # tokenizers: special tokens, encoding, decoding
 
 def special_pattern(special_tokens, form=str):
-    """Returns a pattern that splits str (or bytes) at special tokens, longest first, or None without any."""
+    """Returns a pattern that splits str (or bytes) at special tokens, longest first (no tokens: None)."""
     tokens = sorted(special_tokens, key=len, reverse=True)
     if '' in tokens:
         raise UserError('a special token cannot be empty; remove it')
@@ -192,8 +192,8 @@ class Tokenizer(BaseTokenizer):
         self.made = [self.id_of[a + b] for a, b in self.merges]         # made[rank] is the id of the merged pair
         self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
         if {*self.byte_ids, *self.made} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
-            raise UserError('a special token is also an ordinary one, or a merge is listed twice; use the files of one '
-                            'tokenizer, or new special tokens')
+            raise UserError('a special token is also an ordinary one, or a merge is listed twice; use one tokenizer\'s '
+                            'files, or new special tokens')
         if type(self).word_ids is Tokenizer.word_ids and in_order(self):        # not if a subclass overrides it
             self.fast = FastEncoder(self)
 
@@ -208,7 +208,7 @@ class Tokenizer(BaseTokenizer):
         Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank.
 
         To change this (BPE dropout, say), override it in a subclass. It is then called for every word of every text,
-        which is 30 times slower (encode_batch in prepare.py knows train from val). If you edit it here, set `self.fast`
+        which is 30 times slower (for train only, see encode_batch in prepare.py). If you edit it here, set `self.fast`
         to None, because a FastEncoder caches the ids of words, and merges the words of long texts itself.
         """
         rank_of = self.ranks.get

@@ -58,7 +58,7 @@ init_from = 'scratch'   # scratch, resume, auto (resume if out_dir has a checkpo
                         # on the hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
 max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
-                        # final evaluation adds at most max_minutes
+                        # final evaluation may take as long again
 eval_interval = 500     # steps between evaluations
 eval_tokens = 32768     # validation tokens per evaluation, spread evenly over the split (0: all)
 save_interval = 0       # steps between checkpoints (0: one after each evaluation)
@@ -70,7 +70,7 @@ sample_start = ''       # beginning of the sample text ('': the data set's, or a
 seed = 1                # seeds the weights, the data order and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens, or 4,096 to 65,536 on a GPU)
+micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens; on a GPU, 4,096 to 65,536)
 optimizer = 'muon'      # muon (adamw for all but the matrices in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
 learning_rate = 6e-3    # highest rate, reached after warmup_iters
 adamw_scale = 4.0       # with muon: rate multiplier for the head, norms, biases and learned positions
@@ -248,7 +248,7 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__([self.p], {})
 
     def compile(self):
-        # Compile each rule. One graph for a step runs half as fast, and one kernel for all shapes 4% slower.
+        # Compile each rule. One graph for a step is half as fast; one kernel for all shapes is 4% slower.
         self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in self.rules.items()}
         torch._dynamo.config.cache_size_limit = 64      # one per matrix shape; the default of 8 is too few
         self.piece = len(self.p)
@@ -356,16 +356,16 @@ def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
-        # This seeds dropout, the same for any number of processes if micro-batches are equally large.
+        # Seed dropout, independent of the number of processes if micro-batches are equally large.
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, device)
 
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
     Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: total over all
-    processes. Returns numbers to print and log, still on the device: this process's part of the mean loss (averaged
-    over steps and summed over processes later), the gradient norm before clipping, and any that you add. The last two
-    are printed as of the latest step, in the first process.
+    processes. Returns numbers to print and log, still on the device: this process's part of the mean loss (later
+    averaged over steps and summed over processes), the gradient norm before clipping, and any that you add. All but the
+    loss are the first process's, as of the latest step.
     """
     opt.zero_grad(set_to_none=False)        # with None, g would not be cleared
     total = 0.0
@@ -395,7 +395,7 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the
     log. They do not depend on the number of processes. Reads max_tokens (0: all) of the split in windows of T tokens,
-    in an order that spreads the first few or many evenly over it. model: in evaluation mode; at_once: tokens per
+    in an order that spreads any first n evenly over it. model: in evaluation mode; at_once: tokens per
     forward pass; ended: called after each pass, returns whether to stop.
     """
     n = len(data) - 1           # every token but the first is a target
@@ -438,11 +438,11 @@ def check_finite(run, loss=0.0):
 # of the data.
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
-    seconds=0.0, first_step=0.0,        # elapsed, including evaluations and saves; at the end of step 1
+    seconds=0.0, first_step=0.0,        # elapsed (with evaluations and saves), now and after step 1
     lr=0.0, warm_up=(0, 0.0),           # rate of the last step; step and rate at which the warm-up began
     evaluated=dict(step=0),             # last evaluation and its step; step 0 of a new model is not evaluated
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
-    dtype='auto', compile='auto',       # values in use, which 'auto' means on resume
+    dtype='auto', compile='auto',       # values in use; 'auto' means these on resume
     options={}, wandb_id='',              # set by start_files(); the run's id at wandb
     t=0, scaler={},                     # states of the optimizer and the scaler, set by save()
 )
@@ -1015,7 +1015,7 @@ def train(run, interrupt):
     began = time.perf_counter() - state['seconds']
     losses = []         # since the last printed line, evaluation or save
     while True:
-        # Evaluate and save at their intervals and after the last step, but no new model at step 0 (see NEW_STATE).
+        # Evaluate and save at intervals and after the last step, but not a new model at step 0 (see NEW_STATE).
         last = step >= max_iters or state['seconds'] >= MAX_SECONDS
         evaluating = not stop and (last or step % eval_interval == 0) and step != state['evaluated']['step']
         saving = stop or last or (step > 0 and step % (save_interval or eval_interval) == 0)
