@@ -14,7 +14,7 @@ Mixed precision is explicit, without autocast. In training, weights are float32 
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
 float32.
 
-The core ends with GPT. The rest is reference: machines, Hugging Face's files, checkpoints and GGUF.
+The core ends with GPT. The rest is support code: machines, Hugging Face's files, checkpoints and GGUF.
 """
 import ctypes
 import json
@@ -539,7 +539,7 @@ class GPT(nn.Module):
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
-# End of the core. The rest is reference: machines, Hugging Face's files, checkpoints, GGUF.
+# End of the core. The rest is support code: machines, Hugging Face's files, checkpoints, GGUF.
 #
 # The machine. In all files, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with
 # these names may also be 'auto', and only a script's main() reads them.
