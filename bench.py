@@ -18,7 +18,7 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
 
 bench.py takes the options of train.py, too. Speed is measured on random tokens. MFU is the achieved FLOP/s divided by
 the GPU's dense bf16 peak. Each token counts as 6 FLOPs per matmul weight plus 12 n_layer n_embd T for attention,
-ignoring the causal mask. The measured rate of a large matmul is a limit that is known for every device.
+ignoring the causal mask. The measured rate of a large matmul is a limit available on every device.
 """
 import math
 import re
@@ -137,7 +137,7 @@ def make_step(c, device, dtype, compiled):
                    lr=train.learning_rate)
 
 def bench_train():
-    """Prints the time, tokens/s, memory and share of the peak of a step, and how long two known runs would take."""
+    """Prints a step's time, tokens/s, memory and share of the peak, and how long two known runs would take."""
     c = model_config()
     model = build(c, 'meta')
     flops = model.flops_per_token()
@@ -223,7 +223,7 @@ def bench_sample():
 def bench_check():
     """Raises UserError unless the loss, gradient and weight update of a step are right on this device."""
     device, dtype, compiled = machine()
-    # Subtle: AdamW's first step is the gradient's sign, arbitrary where that is tiny. A large eps avoids this
+    # Subtle: AdamW's first step is sign(gradient), arbitrary for tiny gradients. A large eps avoids this
     train.config.read(['--n_layer=2', '--block_size=64', '--dropout=0', '--optimizer=adamw', '--adam_eps=1e-3'])
     expected = check_step(model_config(attention='naive'), 'cpu', 'float32', False)
     found = check_step(model_config(), device, dtype, compiled)
@@ -265,7 +265,7 @@ def bench_formats():
 TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
 
 def bench_toy():
-    """Prints the mean square of 100 numbers after 10 steps of minimizing it, from too low to too high a rate."""
+    """Prints the mean square of 100 numbers after 10 minimizing steps, at rates from too low to too high."""
     print_row('rate', *TOY_RATES)
     for name, rule in train.RULES.items():
         print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES])
@@ -280,7 +280,7 @@ def toy_loss(rule, rate):
 # -----------------------------------------------------------------------------
 # Costs of a model, by arithmetic
 
-# Assigns the names of weights to the parts of a model.
+# Maps the names of weights to the parts of a model.
 PARTS = re.compile(r"""
     (?P<bias> .*\.bias) | (?P<norm> .*norm\.weight) | (?P<lm_head> lm_head\.weight) |
     (?P<embed_tokens> model\.embed_tokens\.weight) | (?P<embed_positions> model\.embed_positions\.weight) |
@@ -507,7 +507,7 @@ class Variant:
         self.options.read(self.arguments)
 
     def run(self, seed):
-        """Trains in a separate process, or resumes the run in the folder, unless that has ended."""
+        """Starts or resumes the run in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
         folder = Path(f'{train.out_dir or "out"}/{short}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
@@ -578,7 +578,7 @@ def print_results(found):
 
 def save_picture(found, kind):
     """
-    Draws one row per variant, the best at the top; or the training losses of its first seed; or its final loss against
+    Draws a row per variant, best on top; or each one's training losses for its first seed; or its final loss against
     an option, where variants whose names are equal up to the last comma share a line. The first line is drawn on top.
     The bars show the standard deviation over seeds.
     """
@@ -613,7 +613,7 @@ def save_picture(found, kind):
 def print_law(found):
     """
     Fits loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) to the variants that ended with a loss.
-    Tries all pairs of exponents; E, A and B minimize the squared relative errors. Raises UserError for too few of them.
+    Tries all pairs of exponents; E, A and B minimize the squared relative errors. Raises UserError with < 6 variants.
     """
     ended = [variant for variant in found if variant.loss() < math.inf]
     if len(ended) < 6:

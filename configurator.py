@@ -36,7 +36,7 @@ FOREIGN = {
     'gradient_accumulation_steps': 'batch_size counts all sequences of an optimizer step here, so set batch_size to '
         "nanoGPT's batch_size * gradient_accumulation_steps, and micro_batch_size to nanoGPT's batch_size",
     'eval_iters': 'set eval_tokens to eval_iters * batch_size * block_size',
-    'decay_lr': 'set --min_lr to the learning rate for a constant one',
+    'decay_lr': 'for a constant rate, set --min_lr to --learning_rate',
     'always_save_checkpoint': 'a checkpoint is saved every save_interval steps, and the best is kept',
     'muon_every': 'muon updates every matrix at every step now, so delete this line or argument',
     'num_epochs': 'set max_iters; the start-up lines print how many epochs that is',
@@ -113,7 +113,7 @@ def file_sha256(path):
     return digest.hexdigest()
 
 def write(path, text):
-    """Replaces the text of a file at once, so that readers see either the old text or the new one."""
+    """Replaces a file's text atomically, so that readers see either the old text or the new one."""
     unfinished = path.with_name(f'.{path.name}.partial')
     unfinished.write_text(text, encoding='utf-8', errors='backslashreplace')        # a path may not be UTF-8
     unfinished.replace(path)
@@ -175,7 +175,7 @@ def command(script, *arguments):
     return shlex.join(['python', str(path), *arguments])
 
 def conversion(kind, folder):
-    """Returns a command that saves a model's files in current formats. kind: a class of transformers."""
+    """Returns a command that saves a model's files in current formats. kind: a transformers class."""
     path = json.dumps(str(folder))
     code = f'from transformers import {kind} as A; A.from_pretrained({path}).save_pretrained({path})'
     return shlex.join(['python', '-c', code])
@@ -276,7 +276,7 @@ def fit(value, name, options, where):
             value = before + os.path.expanduser(tilde) + path
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         example = f'--{name}={default}' if where.startswith('--') else f'{name} = {default!r}'
-        raise UserError(f'{where} does not fit; {name} takes {KINDS[kind]}, such as {example}')
+        raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as {example}')
     return value
 
 def run_file(path, options):

@@ -627,7 +627,7 @@ def choose_compile(compile, device, flops=0.0):
         compiler = 'gcc'        # Triton's launchers are in C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
-        # Two cores with fast bfloat16 take 140 s for 3e13 FLOPs, 30 + 100 s if compiled. Others take 2.5 times as long.
+        # Two cores with fast bfloat16 take 140 s for 3e13 FLOPs, or compiled 30 + 100 s. Others take 2.5 times as long.
         pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
         compiler = 'g++'        # clang on a Mac
         # Subtle: compiled by torch 2.6, an embedding's gradient counts a repeated token only once.
@@ -707,7 +707,7 @@ def to_gpt2(tensors):
     for name, x in tensors.items():
         for ours, theirs in GPT2_NAMES.items():
             name = re.sub(ours, theirs, name)
-        if 'lm_head.weight' not in tensors:         # mlx-lm expects no prefix; with an untied head, transformers does
+        if 'lm_head.weight' not in tensors:         # mlx-lm wants no prefix; transformers wants one with untied heads
             name = name.removeprefix('transformer.')
         x = x.t().contiguous() if '.c_' in name else x      # t() leaves a bias as it is
         out[name] = torch.cat([out[name], x], -1) if name in out else x
@@ -837,8 +837,7 @@ def import_config(folder):
     config = GPTConfig(**(values | found))
     regular = [int(has_rope(config, i)) for i in range(config.n_layer)]
     if (d.get('no_rope_layers') or regular)[:config.n_layer] != regular:
-        raise UserError('no_rope_layers other than every no_rope_layer_interval-th are not supported; use another '
-                        'model')
+        raise UserError('no_rope_layers at irregular layers are not supported; use another model')
     return config
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template

@@ -45,7 +45,7 @@ tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a toke
 vocab_size = 4096           # vocabulary size for bpe (257 or more) and word, including special tokens
 pattern = 'gpt2'            # how bpe splits text into words: gpt2 or gpt4
 val_fraction = 0.0          # share of the text held out for validation, below 1 (0: the data set's own, or 0.1)
-separator = END_OF_TEXT     # text between documents: <|endoftext|> or other (\n: each line is one; '': each file is)
+separator = END_OF_TEXT     # text between documents: <|endoftext|> or any (\n: one per line; '': one per file)
 text_field = 'text'         # field or column with the text in .jsonl, .json, .csv, .parquet and .arrow files
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # number of processes (0: one per core)
@@ -67,7 +67,7 @@ def refuse_unused(used):
 def check_options(tokenizer, vocab_size):
     """Raises UserError if an option's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
-        if tokenizer.endswith('tokenizer.json'):        # Names what a model's folder has instead
+        if tokenizer.endswith('tokenizer.json'):        # its error names what the folder has
             load_tokenizer(tokenizer)
         raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)} or a path')
     if pattern not in PATTERNS:
@@ -150,7 +150,7 @@ def all_files(path, above=(), linked=False):
         yield linked, path
     elif path.is_dir():
         real = path.resolve()
-        for inside in path.iterdir() if real not in above else []:         # Otherwise the link is a loop
+        for inside in path.iterdir() if real not in above else []:         # A link to above is a loop
             if not re.search(r'^[.]|~$|[.]bak$', inside.name):
                 yield from all_files(inside, (*above, real), linked)
     elif path.is_symlink():
@@ -271,7 +271,7 @@ def read_texts(files, separator, label):
 
 @contextmanager
 def opened(path):
-    """Opens a file, decompressed, without byte order mark, and as UTF-8 if the mark is UTF-16's. Raises UserError."""
+    """Opens a file, decompressed, without its byte order mark; UTF-16 with one becomes UTF-8. Raises UserError."""
     try:
         # By default, fsspec would open the first file of a .zip, and not name the package that a .zst needs.
         compression = {'.zip': None, '.zst': 'zstd'}.get(path.suffix.lower(), 'infer')
@@ -339,12 +339,12 @@ def csv_rows(file):
     delimiter = max(',;\t', key=head.count)         # a tab in .tsv, a semicolon where the comma is decimal
     for row in csv.DictReader(chain([head], lines), delimiter=delimiter, strict=True):
         if None in (*row, *row.values()):       # An unquoted text would end at a comma or line break
-            raise csv.Error(f'more or fewer fields than the header, separated by {delimiter!r}; put texts in quotes')
+            raise csv.Error(f'not as many {delimiter!r}-separated fields as the header; put texts in quotes')
         if delimiter == '\t' and any('\t' in value and '\n' in value for value in row.values()):
-            raise csv.Error('a quote joins rows; double it, and put the text in quotes')
+            raise csv.Error('a stray quote joins rows; double it, and quote the text')
         yield row
 
-# Formats with a document in each row. Files of other formats next to the first two only describe the data.
+# Formats with a document in each row. Next to the first two, other formats only describe the data.
 DATA_ALONE = parquet_rows, arrow_rows
 READERS = {'.parquet': parquet_rows, '.arrow': arrow_rows, '.csv': csv_rows, '.tsv': csv_rows, '.json': json_rows,
            **dict.fromkeys(['.jsonl', '.ndjson', '.jsonlines', '.jl'], jsonl_rows)}
@@ -459,11 +459,11 @@ def encode_batch(tok, batch):
     split, raw = batch
     ends = raw.count(b'\xff')
     ids = tok.encode_bytes(raw, [tok.eot] * ends)
-    for id in reversed(tok.opening):        # opens the next document; write_shards opens the first
+    for id in reversed(tok.opening):        # for the next document; write_shards adds the first's
         ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
     size = len(raw) - ends
     lost = 0
-    if hasattr(tok, 'unknown'):         # Bytes of words that tok lacks. Llama's adds a space before each text
+    if hasattr(tok, 'unknown'):         # Bytes of unknown words (below 0 if Llama's tokenizer adds spaces)
         lost = max(size - len(known_text(tok, ids)), 0)
     return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost)
 

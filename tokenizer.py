@@ -276,7 +276,7 @@ SMALL = 2           # up to this many blocks, starting processes takes longer th
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
 
 def blocks(chunks, size, special_tokens=()):
-    """Joins chunks of UTF-8, cut anywhere, to blocks of about `size` bytes or more, cut where no token can cross."""
+    """Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes or more, cut where no token can cross."""
     special = special_pattern(special_tokens, bytes)
     longest = max(map(len, map(str.encode, special_tokens)), default=1)
     rest, wanted = bytearray(), size
@@ -331,7 +331,7 @@ START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
 
 def parallel_map(function, items, workers):
     """
-    Computes map(function, items) in order, in other processes unless there are only SMALL items. Only a few items are
+    Computes map(function, items) in order, in other processes if there are over SMALL items. Only a few items are
     in memory at a time.
     """
     items = iter(items)
@@ -485,7 +485,7 @@ class Index:
         return (mixed >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
 
     def differ(self, number, keys):
-        """Returns where the keys of these numbers, unless 0, differ from the given keys."""
+        """Returns where a number is not 0 and its key differs from the given one."""
         other = self.keys.take(number, axis=0) != keys
         return np.flatnonzero((other[:, 0] | other[:, 1]) & (number != 0))
 
@@ -606,7 +606,7 @@ def add_counts(counted, pattern):
         pieces[process] += new
         counts[process] = so_far
     for process in pieces:
-        found = split_pieces(pieces[process][2:], pattern)      # without none and the separator
+        found = split_pieces(pieces[process][2:], pattern)      # without 0 and the separator
         for piece, n in zip(found, counts[process][2:].tolist()):
             for word in piece.split(b'\xfe'):
                 total[word] += n
@@ -674,7 +674,7 @@ class Merging:
     `the` is 256 _ 101, where _ is never read. A pair gets a list of its places when the younger of its tokens is made;
     the list's position in `places` is the pair's number. Other merges may invalidate its entries: pair_at[place] is the
     number of the pair that begins there now (0: none), and count[number] is always up to date. The pool holds a sorted
-    (count, bytes, bytes, number) for each pair that counts `floor` or more; the last is merged next. A count in it may
+    (count, bytes, bytes, number) for each pair with a count >= `floor`; the last is merged next. A count in it may
     be too high, and is corrected when the pair comes up.
     """
     def __init__(self, counts, max_tokens):
@@ -732,7 +732,7 @@ class Merging:
 
     def next_batch(self):
         """
-        Takes the best pairs from the pool ([] at the end), up to one that begins with the token that another ends with,
+        Takes the best pairs from the pool ([] at the end), until one begins with a token that another ends with,
         or the reverse. So no merge changes the count of another.
         """
         batch, firsts, seconds = [], set(), set()
@@ -813,8 +813,8 @@ class Merging:
 # -----------------------------------------------------------------------------
 # encoding and decoding with arrays
 
-LONG_WORD = 500         # characters from which arrays are faster for a single word
-LONG_TEXT = 3000        # characters from which arrays are faster for a text (150 us at this length)
+LONG_WORD = 500         # a word of more characters is faster with arrays
+LONG_TEXT = 3000        # a text of more characters is faster with arrays (150 us at this length)
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
 BATCH = 1 << 14         # arrays joined at once, so that they stay in the processor's cache
@@ -936,7 +936,7 @@ class FastEncoder:
     def ids_of_long(self, pieces, most):
         """
         Does the same with parts of `most` bytes that overlap by half. Where two parts have the same token, the second
-        takes over. The ids are right because any two neighbors are what BPE makes of their bytes, and the first merge
+        takes over. The ids are right because BPE of any two neighbors' bytes gives these two, and the first merge
         across a border of tokens would also occur in these two alone. If two parts share no token, all get longer.
         """
         parts, owner, start, cut, at = [], [], [], [], 0
@@ -1060,15 +1060,15 @@ def load_tokenizer(path):
     path = Path(path)
     others = [path.with_name(name) for name in ('tokenizer.model', 'vocab.json') if path.with_name(name).exists()]
     if path.suffix == '.model' or (others and not path.exists()):
-        raise UserError(f'{[path, *others][-1]} is another format than tokenizer.json; to get that, run: pip install '
+        raise UserError(f'{[path, *others][-1]} has another format; to get a tokenizer.json, run: pip install '
                         f'transformers sentencepiece protobuf && {conversion("AutoTokenizer", path.parent)}')
     data = read_json(path)
     try:
         tok = read_tokenizer(data) or ForeignTokenizer(path)
     except Exception as e:      # tokenizers raises plain Exceptions
-        raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); those that '
-                        f'prepare.py makes work, as does byte-level BPE with the pattern of GPT-2 or GPT-4, and, after '
-                        f'`pip install tokenizers`, most others of language models')
+        raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); use one '
+                        f'from prepare.py, byte-level BPE with the pattern of GPT-2 or GPT-4, or, after `pip install '
+                        f'tokenizers`, that of most language models')
     settings = path.with_name('tokenizer_config.json')
     end = read_json(settings).get('eos_token') if settings.exists() else None
     names = [*ENDS, end.get('content') if isinstance(end, dict) else end]

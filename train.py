@@ -591,7 +591,7 @@ def fit_micro_batch(model, opt, data, T, device, micro):
 # signals and processes
 
 class Interrupt:
-    """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and exits. Another one later exits at once."""
+    """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and exits. A later one exits at once."""
     signal, heard = 0, 0.0          # number of the signal, and its time
     then = 'a checkpoint is saved after this step (press Ctrl-C again to end without it)'
 
@@ -640,7 +640,7 @@ def base_model(init_from):
 def choose_out_dir():
     """
     Returns the folder of the run, and a context in which no other process trains there. The folder is out_dir or the
-    first free out/<dataset>, or to resume, the latest one that has a checkpoint. Raises UserError.
+    first free out/<dataset>, or to resume, the latest with a checkpoint. Raises UserError.
     """
     folders = [Path(out_dir or f'out/{data_name(dataset)}')]
     if not out_dir:
@@ -695,7 +695,7 @@ if Path(__file__).name == 'config.py':
 
 def start_files(run, state, options):
     """
-    Writes config.py, and discards log entries and sets aside checkpoints newer than the one to resume. Prints changed
+    Writes config.py; drops log entries and sets aside checkpoints after the one to resume. Prints changed
     options and keeps the old ones in config_until_<step>.py.
     """
     step = state['step']
@@ -786,7 +786,7 @@ Evaluation: {evaluated}.
 def read_state(run, device):
     """
     Returns the newest intact checkpoint to resume and the contents of its training.json, or None and a new state. A
-    resumed run keeps the meaning of 'auto', so that it computes the same, unless the kind of device has changed.
+    resumed run resolves 'auto' as before, so that it computes the same, unless the kind of device has changed.
     """
     kind = device.split(':')[0]
     if kind == 'cuda' and choose_dtype('auto', device) != 'bfloat16':
@@ -995,7 +995,7 @@ def start(out, device, source, resumed, state):
 
     state.update(data=data, compile=compiled)
     if source and not resumed:
-        state['evaluated'] = dict(step=-1)          # evaluates the other model before the first step
+        state['evaluated'] = dict(step=-1)          # evaluates source's model before the first step
     ends = find_ends(origin or folder, meta['eot'])
     kept = keep_from(origin, ends) if origin else ()
     run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', ends, kept, model, fast, opt, scaler,

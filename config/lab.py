@@ -8,8 +8,8 @@
 # The answers in config/lab_*.py are validation losses on 3.5 MB of TinyStories, means of seeds 1 to 3 unless stated,
 # measured on an Intel Xeon without AMX, or where they say AMD, on an AMD EPYC with AVX512_BF16. The baseline is this
 # file as it is, with AdamW at 5e-3. It ends at 3.151, with a standard deviation of 0.009 over seeds. The answers hold
-# for short runs of a small model: repeat the experiments with yours. Untied embeddings started with a standard
-# deviation of 1 then, and start with 0.5 now. On the AMD, seeds 1 and 2 of the baseline ended at 3.144 and 3.144, and
+# for short runs of a small model: repeat the experiments with yours. In these runs, untied embeddings started
+# with a standard deviation of 1; now 0.5. On the AMD, seeds 1 and 2 of the baseline ended at 3.144 and 3.144, and
 # now end at 3.140 and 3.145.
 dataset = 'tinystories'
 vocab_size = 1024

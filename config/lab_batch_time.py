@@ -3,7 +3,7 @@ question = 'How large should a batch be, for the same time?'
 # else at the same time, because it measures time. Run it twice, the second time with another --out_dir, because the
 # first run has to compile.
 #   python bench.py config/lab.py config/lab_batch_time.py --dataset=my_text.txt
-# Answer: 8 sequences are best in 30 s for each, too. Batches of 1, 8, 32 and 128 end at 3.328, 2.751, 2.832 and 3.558
+# Answer: 8 sequences are best at 30 s each, too. Batches of 1, 8, 32 and 128 end at 3.328, 2.751, 2.832 and 3.558
 # (compiled, AMD).
 what = 'compare'
 out_dir = 'out/lab_batch_time'

@@ -2,7 +2,7 @@ question = 'What does a mistake look like?'
 # Runs common mistakes and a healthy run, to show how their loss curves look.
 #   python bench.py config/lab.py config/lab_museum.py --dataset=my_text.txt
 # Answer (seed 1, AMD): the healthy run ends at 3.126. Forgetting zero_grad costs 0.39 and looks like a slow run, a
-# constant embedding costs 0.11, and 100 times the rate 2.30. Without a causal mask, the loss falls to 0.04, which is too
+# constant embedding costs 0.11, and a 100x rate costs 2.30. Without a causal mask, the loss falls to 0.04, which is too
 # good to be true. float16 without scaling costs 0.008 in so short a run; its curve is under the healthy one.
 what = 'compare'
 out_dir = 'out/lab_museum'

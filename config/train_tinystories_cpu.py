@@ -1,5 +1,5 @@
 # Trains the model of train_tinystories.py on a CPU: 5,000 steps of 32 sequences x 256 = 8,192 tokens, 40,960,000 in
-# all. It takes 4.6e15 FLOPs, by the same estimate 2.5 hours on two cores with AMX.
+# all. It takes 4.6e15 FLOPs, or an estimated 2.5 hours on two cores with AMX.
 # The target is a validation loss of 2.00; it has not been measured here.
 dataset = 'tinystories'
 vocab_size = 10_000
