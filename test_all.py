@@ -211,7 +211,7 @@ def test_options_written_to_a_file_set_themselves_again():
     write('run.py', configurator.as_file(options))
     assert options_after('run.py') == options_after('--a=9', '--name=z', 'run.py') == options
 
-# A script, and one that also takes its options, as bench.py takes those of train.py.
+# A script, and a second that takes its options too, as bench.py does train.py's.
 FIRST = """
 from configurator import UserError, configure, launch
 size = 4        # how big
@@ -349,7 +349,7 @@ def test_counts_go_beyond_32_bits_and_one_more_decides():
 
 def test_no_merge_crosses_a_special_token():
     _, merges = train_on('ab<|x|>ab<|x|>ab' * 50, 300, ['<|x|>'])
-    assert merges == [(b'a', b'b'), (b'ab', b'ab')]     # one repeat ends, and the next begins, with 'ab'
+    assert merges == [(b'a', b'b'), (b'ab', b'ab')]     # 'ab' ends one repeat and begins the next
 
 # -----------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
         assert trained.encode_to_numpy(text).tolist() == ids
 
 def draw_tokenizer(seed):
-    """Returns a Tokenizer with merges of a few letters (in training order or not), the letters, and a random source."""
+    """Returns (a Tokenizer merging a few letters, in training order or not; the letters; a random source)."""
     numbers = random.Random(seed)
     letters = numbers.choice(['ab', 'abc', 'aé'])
     tokens = [bytes([b]) for b in {*letters.encode()}]
@@ -694,7 +694,7 @@ def save_llama2():
     theirs.save('t.json')
 
 def save_gemma():
-    """Saves t.json like Gemma's: no leading space is added, and runs of ▁, which are spaces, are added tokens."""
+    """Saves t.json like Gemma's: no space is put in front, and runs of ▁ (a space) are added tokens."""
     from tokenizers import AddedToken, Tokenizer, normalizers
     save_llama2()
     theirs = Tokenizer.from_file('t.json')
@@ -1128,7 +1128,7 @@ def test_with_or_without_a_cache_logits_are_the_same(name):
 @parametrize('ours, theirs', [('flash', 'sdpa'), ('naive', 'eager')])
 def test_dropout_falls_where_it_does_in_gpt2_and_in_training_alone(ours, theirs):
     from transformers import AutoModelForCausalLM
-    model = small_gpt('gpt2', dropout=0.1, attention=ours)          # transformers' default; config.json sets none
+    model = small_gpt('gpt2', dropout=0.1, attention=ours)          # transformers' default; config.json omits it
     idx = random_ids(2, 16)
     other = AutoModelForCausalLM.from_pretrained(save(model), attn_implementation=theirs)
     same_logits(model, other)
@@ -1275,7 +1275,7 @@ def save_theirs(kind, vocab_size=60, **more):
     """Saves a small model of transformers, with noise in all weights, to theirs/. Returns the model."""
     import transformers
     pytest.importorskip(f'transformers.models.{kind.lower()}')
-    # GPT-2 also accepts the first four under these names.
+    # GPT2Config accepts the first four names as aliases.
     config = getattr(transformers, f'{kind}Config')(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32, intermediate_size=48,
         num_key_value_heads=2, head_dim=12, rope_theta=500.0, vocab_size=vocab_size, pad_token_id=0, **more)
@@ -1378,7 +1378,7 @@ def test_gpt2_loads_as_the_hub_has_it():
     write('theirs/config.json', json.dumps(config))
     ours = load_model('theirs')
     same_logits(ours, theirs)
-    assert all(p.is_contiguous() for p in ours.parameters())        # otherwise a copy of one could not be saved
+    assert all(p.is_contiguous() for p in ours.parameters())        # otherwise copies could not be saved
 
 # name in llama.cpp | our name
 WEIGHTS_OF_GGUF = '''
@@ -1598,7 +1598,7 @@ class Killed(BaseException):
     """Stands for kill -9: `except Exception` does not catch it. A real kill also leaves an unfinished folder."""
 
 def fail_at(moment, error, patch):
-    """Makes one of the calls by which a save changes the disk raise an error instead."""
+    """Raises an error in place of one call by which a save changes the disk."""
     calls = itertools.count()
 
     def failing(function):
@@ -1818,7 +1818,7 @@ def test_compiling_needs_its_tools_and_enough_to_do(device, lacks, can, monkeypa
     for fast in True, False:        # without fast bfloat16, compiling pays sooner
         monkeypatch.setattr('model.has_fast_bfloat16', lambda: fast)
         assert choose_compile('auto', device, flops=2e13) == (can == 'yes' and device == 'cpu' and not fast)
-    for flops, peak in (2e16, 989e12), (4e16, 989e12), (1e15, 65e12), (4e15, 65e12):        # pays from 30 s at peak
+    for flops, peak in (2e16, 989e12), (4e16, 989e12), (1e15, 65e12), (4e15, 65e12):        # pays if > 30 s at peak
         monkeypatch.setattr('model.peak_flops', lambda device: peak)
         assert choose_compile('auto', device, flops) == (can == 'yes' and (device == 'cpu' or flops > 30 * peak))
     if can == 'yes':
@@ -2259,7 +2259,7 @@ def test_what_was_right_is_read_again_only_when_the_file_has_changed(copied):
 # sequences
 
 def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
-    n = 61          # sequences; the rest of 1,000 tokens is for the shift and the last target
+    n = 61          # sequences; the other 24 tokens are for the shift and the last target
     starts = partial(Shards.starts, range(1000), T=16)
     row = starts(0, 3 * n, seed=1)
     epochs = parts_of(row, n)
@@ -2676,7 +2676,7 @@ class HighScaler(torch.amp.GradScaler):
 def test_a_resumed_run_ends_as_one_that_never_stopped(options, monkeypatch):
     monkeypatch.setattr('torch.amp.GradScaler', HighScaler)
     options += ' --max_iters=30'
-    # Neither texts nor evaluations at other steps change the result.
+    # Neither samples nor other evaluation steps change the result.
     straight = train_here('a', f'{options} --eval_interval=7 --sample_tokens=5')
     options += ' --eval_interval=9'
     train_here('b', options)
@@ -2972,7 +2972,7 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     options = '--dataset=new.txt --init_from=hub/theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
     last = train_here('b', options).last
     assert (last / 'chat_template.jinja').read_bytes() == (base / 'chat_template.jinja').read_bytes()
-    ends = dict(eos_token_id=[2, 7, 9])         # 2 ends training documents
+    ends = dict(eos_token_id=[2, 7, 9])         # id 2 ends each document
     assert (ids | ends).items() <= read_json(last / 'config.json').items()
     assert read_json(last / 'generation_config.json') == ends | dict(top_k=5)
     assert AutoModelForCausalLM.from_pretrained(last).generation_config.eos_token_id == [2, 7, 9]
@@ -3029,10 +3029,10 @@ def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
     def cramped(x, y):
         if len(x) > 4:
             raise RuntimeError(fault)
-        monkeypatch.setattr('torch.cuda.mem_get_info', lambda device: (0.5 / len(x), 10.0))      # 4 need too much
+        monkeypatch.setattr('torch.cuda.mem_get_info', lambda device: (0.5 / len(x), 10.0))      # too little at 4
         return torch.zeros(1, requires_grad=True)
 
-    for fault in fault, 'CUDA out of memory', 'NVML_SUCCESS == r INTERNAL ASSERT FAILED':       # the last: a MIG slice
+    for fault in fault, 'CUDA out of memory', 'NVML_SUCCESS == r INTERNAL ASSERT FAILED':       # last: on a MIG slice
         assert train.fit_micro_batch(cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu', 8) == 2
     fit = partial(train.fit_micro_batch, cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu')
     monkeypatch.setattr('train.micro_batch_size', 4)       # as if the user set it
@@ -3246,7 +3246,7 @@ def test_compiled_generation_is_the_plain_one(B):
 # running sample.py
 
 class Card(TorchDispatchMode):
-    """Records functions that make a tensor outside the device 'meta', which has only shapes and stands for a GPU."""
+    """Records functions that make a tensor outside the device 'meta', our fake GPU, which stores only shapes."""
     def __init__(self):
         super().__init__()
         self.elsewhere = set()
@@ -3624,7 +3624,7 @@ def test_a_run_is_diagnosed_with_its_own_options_and_moments(monkeypatch):
 # -- experiments
 
 def made_up(name, *runs, **options):
-    """Returns a variant whose runs had these losses; the last is the final one."""
+    """Returns a variant whose runs had these losses; the last is full_val_loss."""
     variant = bench.Variant(name, ' '.join(f'--{option}={value}' for option, value in options.items()))
     for losses in runs:
         last = losses[-1]
@@ -3666,7 +3666,7 @@ def test_curves_of_several_runs_are_one_table_and_one_picture():
     assert cells['out/b'] == ['2.5000 ± 0.0000', '-0.5000', '1.250', '3', '200', '1 of 1']
     assert Path('out/curves.png').stat().st_size > 5000
 
-# The best row is drawn last, at the top, and the first line on top. A final loss above the first loss is drawn at it.
+# The best row is drawn last, at the top; the first line in front. Final losses are drawn capped at the first loss.
 SPREAD = 0.5 ** 0.5
 @parametrize('picture, want', [
     ('rows', [(9, 'y, far  400.000', 0), (4.5, 'x, low  4.500', SPREAD), (3, 'x, high  3.000', 0)]),
@@ -4010,7 +4010,7 @@ def test_a_job_as_it_is_documented_survives_a_killed_process_and_is_queued_again
     straight = train_here('a', options)
     blocks = re.findall(r'^```sh\n(.*?)^```', (HERE / 'README.md').read_text(encoding='utf-8'), re.M | re.S)
     [block] = [text for text in blocks if '--max-restarts' in text]
-    assert block.count('train.py') == 1         # no other command may take the fault
+    assert block.count('train.py') == 1         # only this command gets the fault
     if nodes == 2:
         block = (HERE / 'config/slurm.sh').read_text(encoding='utf-8')
     write_faults("time.sleep(0.03)\n    if len(_seen) == 30 and os.environ['RANK'] == '1': die_once()")
