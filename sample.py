@@ -87,7 +87,7 @@ def next_logits(model, contexts, cache):
     lengths = torch.tensor([len(context) for context in contexts], device=device)
     return model.prefill(idx, lengths, cache)
 
-@torch.inference_mode()
+@torch.no_grad()
 def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, **sampling):
     """
     Continues a batch of prompts (lists of ids of any length). Yields a list with one id per text, max_new_tokens times
@@ -150,7 +150,8 @@ def prepare_model(model, device, dtype, compiled, rows):
             layer.forward = partial(packed_linear, matrix)
         elif isinstance(layer, Linear) and one_row:
             layer.forward = partial(one_row_linear, layer)
-    if not compiled:
+    if not compiled:        # a CPU saves the overhead of no_grad
+        model.decode = torch.inference_mode(device == 'cpu')(model.decode)
         return
     if 'cuda' in device:        # CUDA graphs: launches are recorded and replayed as one
         model.decode = torch.compile(model.decode, mode='reduce-overhead')
