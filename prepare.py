@@ -100,11 +100,14 @@ DATASETS = {    # files in a repo on the Hugging Face hub or at a url; start: th
 DOWNLOADS = Path('data/downloads')
 
 def find_source(dataset):
-    """Returns the settings for meta.json, and the files of a data set and of val_dataset ([] if a path is missing)."""
+    """
+    Returns the settings for meta.json, and the files of a data set and of val_dataset as {path: name in the data set},
+    which are empty if there is no such path.
+    """
     known = DATASETS.get(dataset, {})
     seen = set()            # Validation files are not used for training
-    val_files = real_files(val_dataset, seen) if val_dataset else []
-    files = [DOWNLOADS / name for name in known.get('files', [])] or real_files(dataset, seen)
+    val_files = real_files(val_dataset, seen) if val_dataset else {}
+    files = {DOWNLOADS / name: name for name in known.get('files', [])} or real_files(dataset, seen)
     # A source inside this folder is relative, so that a project can be moved with its data.
     source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     if dataset == 'python':
@@ -120,57 +123,49 @@ def find_source(dataset):
     return settings, files, val_files
 
 def standard_library():
-    """Returns the .py files of the running interpreter, without tests, installed packages, tables and prose."""
+    """Returns {path: ''} of the running interpreter's .py files, without tests, packages, tables and prose."""
     root = Path(os.__file__).parent
     skip = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2to3', 'encodings', 'pydoc_data'}
     files = [path for path in root.rglob('*.py') if skip.isdisjoint(path.relative_to(root).parts)]
-    return sorted(files, key=Path.as_posix)
+    return dict.fromkeys(sorted(files, key=Path.as_posix), '')
 
 def real_files(root, seen):
     """
-    Returns the files at a path that are not in `seen`, sorted, and adds them to it. A file with several links counts
-    once, preferably under a name that contains its split, else under its own.
+    Returns the files at a path that are not in `seen` as {path: name below root}, sorted, and adds them to it. A file
+    with several links counts once, preferably under a name that contains its split, else under its own.
     """
-    ranked = []
-    for linked, path in all_files(Path(root)):
-        says = split_words(path.relative_to(root).as_posix())
-        ranked.append((not says, linked, path))
+    names = {path: path.relative_to(root).as_posix() for path in all_files(Path(root))}
     found = {}
-    for *_, path in sorted(ranked):
+    for path in sorted(names, key=lambda path: (not split_of(names[path]), path.is_symlink(), path)):
         info = path.stat()
-        found.setdefault((info.st_dev, info.st_ino), path)
-    new = found.keys() - seen
-    seen |= new
-    return sorted(found[real] for real in new)
+        if (info.st_dev, info.st_ino) not in seen:
+            seen.add((info.st_dev, info.st_ino))
+            found[path] = names[path]
+    return dict(sorted(found.items()))
 
-def all_files(path, above=(), linked=False):
-    """Yields (linked, file) for files at a path, except hidden ones and backups. linked: whether a link leads to it."""
-    linked = linked or path.is_symlink()
+def all_files(path, above=()):
+    """Yields the files at a path, except hidden ones and backups."""
     if path.is_file():
-        yield linked, path
+        yield path
     elif path.is_dir():
         real = path.resolve()
         for inside in path.iterdir() if real not in above else []:         # A link to above is a loop
             if not re.search(r'^[.]|~$|[.]bak$', inside.name):
-                yield from all_files(inside, (*above, real), linked)
+                yield from all_files(inside, (*above, real))
     elif path.is_symlink():
         raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; restore that, or remove the link')
 
 SPLITS = dict(dict.fromkeys('val valid validation dev eval evaluation heldout'.split(), 'val'),
               train='train', training='train', test='test', testing='test')
 
-def split_words(name):
-    """Returns the splits named by words in a path: split_words('x/wiki.valid.tokens') -> ['val']"""
-    words = re.findall(r'[^\W\d_]+', re.sub('(?<=[a-z])(?=[A-Z])', ' ', name).lower())
-    return [SPLITS[word] for word in words if word in SPLITS]
-
 def split_of(name):
-    """Returns the last split in a path: split_of('my_test/a.txt') -> 'test', split_of('testData.tsv') -> 'test'"""
-    folders = [SPLITS[word] for word in name.lower().split('/')[:-1] if word in SPLITS]       # exact folder names win
-    return ['train', *(folders or split_words(name))][-1]
+    """Returns the last split in a path, or '': split_of('my_test/a.txt') -> 'test', split_of('valData.tsv') -> 'val'"""
+    words = re.findall('[A-Z]?[a-z]+|[A-Z]+', name)
+    words += name.split('/')[:-1]           # exact folder names win
+    return ['', *[SPLITS[word.lower()] for word in words if word.lower() in SPLITS]][-1]
 
-def sort_files(files, root):
-    """Sorts files by words in their paths below root. Returns {'train', 'val', 'test', 'other': files}."""
+def sort_files(files):
+    """Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}."""
     formats = {}
     sizes = Counter()
     for path in shown(files, 'looking at files'):
@@ -190,7 +185,7 @@ def sort_files(files, root):
     parts = dict(train=[], val=[], test=[], other=[])
     for path, kind in formats.items():
         left_out = kind != largest or (sizes[largest] and is_about(path))
-        parts['other' if left_out else split_of(path.relative_to(root).as_posix())].append(path)
+        parts['other' if left_out else split_of(files[path]) or 'train'].append(path)
     return parts
 
 def is_about(path):
@@ -490,9 +485,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     gone = not files or val_dataset and not val_files
     if gone and not folder.exists():
         raise UserError(f'no text at {val_dataset if files else dataset}; use another path, or {", ".join(DATASETS)}')
-    own = {path: path.relative_to(val_dataset) for path in val_files}       # the user's files, which may change
-    if dataset not in DATASETS:
-        own |= {path: path.relative_to(dataset) for path in files}
+    own = val_files if dataset in DATASETS else val_files | files       # the user's files, which may change
     stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
     if not gone and read_meta(folder).get('source_stamp') != stamp:         # Otherwise the text is not read again
         settings['source_hash'] = joint_sha256(f'{own[path]} {file_sha256(path)}' for path in shown(own, 'hashing'))
@@ -501,9 +494,9 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
         with lock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # Another process may have made it meanwhile
                 fetch(files, DATASETS.get(dataset))
-                parts = sort_files(files, os.path.commonpath(files) if dataset in DATASETS else dataset)
+                parts = sort_files(files)
                 if val_files:
-                    found = sort_files(val_files, val_dataset)
+                    found = sort_files(val_files)
                     parts['other'] += parts['val'] + found['other']
                     parts['val'] = found['train'] + found['val'] + found['test']
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
