@@ -143,14 +143,17 @@ def real_files(root, seen):
             found[path] = names[path]
     return dict(sorted(found.items()))
 
+# Hidden files, backups, files about the data, and the rows that `datasets` caches again
+NO_DATA = re.compile('[.].*|.*(~|[.]bak)|(readme|licen[cs]e)([.](md|txt))?|cache-.*[.]arrow', re.I)
+
 def all_files(path, above=()):
-    """Yields the files at a path, except hidden ones and backups."""
+    """Yields the files at a path, except those that are not data."""
     if path.is_file():
         yield path
     elif path.is_dir():
         real = path.resolve()
         for inside in path.iterdir() if real not in above else []:         # A link to above is a loop
-            if not re.search(r'^[.]|~$|[.]bak$', inside.name):
+            if not NO_DATA.fullmatch(inside.name):
                 yield from all_files(inside, (*above, real))
     elif path.is_symlink():
         raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; restore that, or remove the link')
@@ -165,32 +168,25 @@ def split_of(name):
     return ['', *[SPLITS[word.lower()] for word in words if word.lower() in SPLITS]][-1]
 
 def sort_files(files):
-    """Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}."""
-    formats = {}
+    """Sorts files by words in their names. Returns {'train', 'val', 'test', 'other' (in another format): paths}."""
+    formats = {path: reader_of(path) or text_or_binary(path) for path in shown(files, 'looking at files')}
     sizes = Counter()
-    for path in shown(files, 'looking at files'):
-        kind = reader_of(path)
-        if re.match('cache-.*[.]arrow', path.name):         # `datasets` caches the same rows here
-            kind = 'binary'
-        elif not kind:
-            with opened(path) as file:
-                head = file.read(8000)
-            if head.startswith(b'version https://git-lfs'):
-                raise UserError(f'{path} is only a Git LFS pointer; run git lfs pull')
-            kind = 'binary' if b'\0' in head else 'text'
-        formats[path] = kind
-        sizes[kind] += 0 if is_about(path) else path.stat().st_size
+    for path, kind in formats.items():
+        sizes[kind] += path.stat().st_size
     del sizes['binary']         # Archives and pictures are never read
     largest = max(sizes, key=lambda kind: (kind in DATA_ALONE, sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
     for path, kind in formats.items():
-        left_out = kind != largest or (sizes[largest] and is_about(path))
-        parts['other' if left_out else split_of(files[path]) or 'train'].append(path)
+        split = split_of(files[path]) or 'train'
+        parts[split if kind == largest else 'other'].append(path)
     return parts
 
-def is_about(path):
-    """Returns whether a file is about the data, going by its name."""
-    return re.match('readme|licen[cs]e', path.name.lower())
+def text_or_binary(path):
+    with opened(path) as file:
+        head = file.read(8000)
+    if head.startswith(b'version https://git-lfs'):
+        raise UserError(f'{path} is only a Git LFS pointer; run git lfs pull')
+    return 'binary' if b'\0' in head else 'text'
 
 def reader_of(path):
     """Returns the function that reads a format, None for text: reader_of(Path('a.csv.gz')) -> csv_rows"""
