@@ -400,14 +400,11 @@ def document_hash(document):
 def split_by_position(parts, left):
     """Holds out the end of the text for validation, as nanoGPT does; training gets the first `left` characters."""
     for part in parts:
-        text = part.removesuffix(b'\xff').decode()
-        for split, piece in ('train', text[:left]), ('val', text[left:]):
-            if piece:
-                yield split, piece.encode()
-                end = split
-        if part.endswith(b'\xff'):
-            yield end, b'\xff'      # The end mark goes where the last character went
-        left -= len(text[:left])
+        text = part.decode(errors='ignore')         # without the 0xff, which goes where the last character went
+        cut = len(text[:max(left, 0)].encode()) if left < len(text) else len(part)
+        left -= len(text)
+        yield 'train', part[:cut]
+        yield 'val', part[cut:]
 
 # -----------------------------------------------------------------------------
 # Tokens
