@@ -468,7 +468,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     others wait. The text is not needed afterwards. Raises UserError if a folder was made from other text or settings.
     """
     folder = Path(dataset)
-    if (folder / 'train_000.bin').exists() or (folder / 'train.bin').exists():
+    if any(folder.glob('train*.bin')):
         made_with = config.defaults | read_meta(folder)
         refuse_unused({name: config[name] == made_with[name] for name in config if name not in ('dataset', 'workers')})
         return folder
@@ -480,7 +480,8 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
         raise UserError(f'no text at {val_dataset if files else dataset}; use another path, or {", ".join(DATASETS)}')
     own = val_files if dataset in DATASETS else val_files | files       # the user's files, which may change
     stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
-    if not gone and read_meta(folder).get('source_stamp') != stamp:         # Otherwise the text is not read again
+    made_with = read_meta(folder) if folder.exists() else {}
+    if not gone and made_with.get('source_stamp') != stamp:         # Otherwise the text is not read again
         settings['source_hash'] = joint_sha256(f'{own[path]} {file_sha256(path)}' for path in shown(own, 'hashing'))
     if not folder.exists():
         os.makedirs(DOWNLOADS, exist_ok=True)
@@ -575,11 +576,10 @@ def read_meta(folder):
     if (folder / 'meta.pkl').exists():
         line = command('prepare.py', f'--dataset={folder}/input.txt', '--tokenizer=char')
         raise UserError(f'{folder} has a vocabulary in meta.pkl, which is not read; prepare its text instead: {line}')
+    ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20)
+    is_wide = ids[1::2].max(initial=0) < 16 <= ids.max(initial=0)       # odd ones are the high halves of 32-bit ids
     splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
-    ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20) if (folder / 'train.bin').exists() else np.zeros(0)
-    if ids[1::2].max(initial=0) < 16 <= ids[::2].max(initial=0):        # odd ones are the high halves of 32-bit ids
-        return dict(splits, vocab_size=1 << 20, dtype='<u4')
-    return dict(splits, vocab_size=1 << 16, dtype='<u2')       # check_data refines these
+    return dict(splits, dtype='<u4' if is_wide else '<u2', vocab_size=1 << 20)          # check_data finds the size
 
 def check_data(folder, meta):
     """
@@ -598,7 +598,7 @@ def check_data(folder, meta):
         for shard in shown(shards, 'checking'):
             file = folder / shard['name']
             stamp = stamp_of(file)
-            if 'largest' not in known.get(stamp, {}):
+            if stamp not in known:
                 known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # A read-only folder is checked every time
                     cache.write_text(json.dumps(known))
