@@ -523,9 +523,7 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
         meta.update(write_shards(new, tok, join_parts(read('encoding'))))
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
-        (new / 'meta.json').write_text(json.dumps(meta, indent=1))
-        shards = meta['train']['shards'] + meta['val']['shards']
-        (new / 'checked.json').write_text(json.dumps({stamp_of(new / shard['name']): shard for shard in shards}))
+        (new / 'meta.json').write_text(json.dumps(check_data(new, meta), indent=1))
     documents = meta['train']['documents'] + meta['val']['documents']
     cut = ''
     if documents < FEW and not parts['val']:
@@ -551,8 +549,8 @@ def write_shards(folder, tok, batches):
     for split, counts in meta.items():
         if not counts['tokens']:
             raise UserError(f'the {split} split is empty; use more text, or another --val_fraction')
-        names = [f'{split}_{start // shard_tokens:03d}.bin' for start in range(0, counts['tokens'], shard_tokens)]
-        counts['shards'] = [check_shard(folder / name, tok.dtype, tok.vocab_size) for name in names]
+        n = math.ceil(counts['tokens'] / shard_tokens)
+        counts['shards'] = [dict(name=f'{split}_{i:03d}.bin') for i in range(n)]        # check_data adds the rest
     return meta
 
 def print_summary(meta, tok, cut):
@@ -583,8 +581,8 @@ def read_meta(folder):
 
 def check_data(folder, meta):
     """
-    Checks the files against meta, and all ids against the vocabulary. Returns meta, completed for nanoGPT's shards.
-    checked.json keeps the results, so only changed shards are read again. Raises UserError.
+    Checks the files against meta, and all ids against the vocabulary. Returns meta, completed for new folders and
+    nanoGPT's. checked.json keeps the results, so only changed shards are read again. Raises UserError.
     """
     cache = folder / 'checked.json'
     known = {}
