@@ -524,11 +524,8 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
         tok.save(new / 'tokenizer.json')
         meta['tokenizer_sha256'] = file_sha256(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(check_data(new, meta), indent=1))
+    print_summary(meta, tok)
     documents = meta['train']['documents'] + meta['val']['documents']
-    cut = ''
-    if documents < FEW and not parts['val']:
-        cut = f'{count(documents, "document")}, split at {1 - settings["val_fraction"]:.0%}'
-    print_summary(meta, tok, cut)
     if 'separator' in config.source and settings['separator'] and documents <= len(texts):
         print(f'the separator {settings["separator"]!r} separates nothing: each file is one document')
 
@@ -553,12 +550,12 @@ def write_shards(folder, tok, batches):
         counts['shards'] = [dict(name=f'{split}_{i:03d}.bin') for i in range(n)]        # check_data adds the rest
     return meta
 
-def print_summary(meta, tok, cut):
-    """Prints statistics of each split and of the vocabulary. cut: text to print instead of document counts."""
+def print_summary(meta, tok):
+    """Prints statistics of each split and of the vocabulary."""
     for split in ('train', 'val'):
         m = meta[split]
-        documents = cut or count(m['documents'], 'document')
-        print(f'{split:14} | {documents} | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
+        documents = max(m['documents'], 1)          # A document counts where it ends
+        print(f'{split:14} | {count(documents, "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
               f'{m["bytes"] / m["tokens"]:.2f} bytes per token | {m["unknown_bytes"]:,} bytes unknown')
     longest = [token.decode(errors='replace') for token in sorted(tok.vocab.values(), key=len)[-5:]]
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')

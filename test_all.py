@@ -2201,7 +2201,7 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
     assert f'\n{row} unknown\nvocabulary|300 tokens, ' in out
     write('one.txt', 'le café ' * 200)
     Prepared('one.txt', tokenizer='byte')
-    assert re.search('train *[|] 1 document, split at 90% .*\nval *[|] 1 document, split at 90% ', printed())
+    assert re.search('train *[|] 1 document [|].*\nval *[|] 1 document [|]', printed())
     shutil.copy('one.txt', 'two.txt')
     Prepared('one.txt', tokenizer='char', val_dataset='two.txt')
     assert re.search('val *[|] 1 document [|]', printed())
