@@ -197,8 +197,8 @@ def shown(files, label):
     return tqdm(files, label, disable=None, leave=False, delay=2)
 
 def some_names(files):
-    """Returns the number and up to three names: some_names([Path('w/x/a.txt')]) -> '1 file (x/a.txt)'"""
-    names = ['/'.join(path.parts[-2:]) for path in files[:3]] + ['...'] * (len(files) > 3)
+    """Returns the number and the first three names: some_names([Path('w/x/a.txt')]) -> '1 file (x/a.txt)'"""
+    names = ['/'.join(path.parts[-2:]) for path in files[:3]]
     return f'{count(len(files), "file")} ({", ".join(names)})'
 
 def joint_sha256(strings):
@@ -505,15 +505,14 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
 
 def make_folder(folder, settings, parts, tokenizer, vocab_size):
     """Makes a data folder and prints a summary."""
+    found = '; '.join(f'{part}: {some_names(paths)}' for part, paths in parts.items() if paths)
+    if not parts['train'] or (val_dataset and not parts['val']):
+        raise UserError(f'no text for training, or for validation with --val_dataset ({found}); unpack archives, and '
+                        f'rename files that are called val or test but are for training')
     texts = parts['train'] + parts['val']
     tables = [path for path in texts if reader_of(path)]
     refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=tokenizer == 'bpe',
                        vocab_size=tokenizer in ('bpe', 'word'), val_fraction=not parts['val']))
-    found = '; '.join(f'{part}: {some_names(paths)}' for part, paths in parts.items() if paths)
-    if not parts['train'] or (val_dataset and not parts['val']):
-        source = val_dataset if parts['train'] else settings['source']
-        raise UserError(f'{source} has no text to use ({found}); unpack archives, and rename files that are called val '
-                        f'or test but are for training')
     print(f'preparing {settings["source"]} -> {folder} ({found})')
     read = partial(split_texts, parts['train'], parts['val'], settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read('learning tokens')))

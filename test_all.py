@@ -4074,12 +4074,12 @@ prepare.py --dataset=short.csv | short.csv, record 2, is not an object with a te
 prepare.py --dataset=rows.tsv | rows.tsv, record 1, is not an object with a text in 'text' (Error: a stray quote
 prepare.py --dataset=zero.jsonl | zero.jsonl, record 2, is not an object with a text in 'text' (AttributeError
 prepare.py --dataset=pointer | pointer/a.txt is only a Git LFS pointer; run git lfs pull
-prepare.py --dataset=small.txt --val_dataset=a.ZIP | a.ZIP has no text to use
+prepare.py --dataset=small.txt --val_dataset=a.ZIP | other: 1 file (a.ZIP)); unpack archives
 prepare.py --dataset=cut | cannot train on cut (val.bin
 prepare.py --dataset=quote.tsv | quote.tsv, record 2, is not an object with a text in 'text' (Error: ' ' expected
 prepare.py --dataset=latin | iconv -f latin1 -t utf-8, and do the same for 1 file (latin/c.txt)
 prepare.py --dataset=windows.txt | iconv -f cp1252
-prepare.py --dataset=utf16.txt | utf16.txt has no text to use
+prepare.py --dataset=utf16.txt | no text for training, or for validation with --val_dataset (other: 1 file (utf16.txt
 prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
 prepare.py --dataset=chars | prepare.py --dataset=chars/input.txt --tokenizer=char
