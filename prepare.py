@@ -31,8 +31,7 @@ import fsspec
 import numpy as np
 from tqdm import tqdm
 
-from configurator import (UserError, check_range, command, configure, count, file_sha256, launch, lock, read_json,
-                          new_folder)
+from configurator import UserError, check_range, configure, count, file_sha256, launch, lock, new_folder, read_json
 from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, NotUTF8, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, byte_tokenizer, check_vocab_size, default_workers, load_tokenizer, merge_words,
                        parallel_map, read_blocks, special_pattern)
@@ -567,9 +566,6 @@ def read_meta(folder):
     path = folder / 'meta.json'
     if path.exists():
         return read_json(path)
-    if (folder / 'meta.pkl').exists():
-        line = command('prepare.py', f'--dataset={folder}/input.txt', '--tokenizer=char')
-        raise UserError(f'{folder} has a vocabulary in meta.pkl, which is not read; prepare its text instead: {line}')
     ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20)
     is_wide = ids[1::2].max(initial=0) < 16 <= ids.max(initial=0)       # odd ones are the high halves of 32-bit ids
     splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}

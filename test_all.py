@@ -4082,7 +4082,6 @@ prepare.py --dataset=windows.txt | iconv -f cp1252
 prepare.py --dataset=utf16.txt | no text for training, or for validation with --val_dataset (other: 1 file (utf16.txt
 prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
-prepare.py --dataset=chars | prepare.py --dataset=chars/input.txt --tokenizer=char
 prepare.py --dataset=small.txt --val_dataset=small.txt | no text at
 prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2 | vocab_size = 2 is not at least 3
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
@@ -4139,9 +4138,6 @@ BAD_FILES = {
     'a.ZIP': b'PK\3\4\0\0',
     'tests/test.txt': b'a',
     'tests/val.txt': b'a',
-    'chars/train.bin': b'\0\0',
-    'chars/val.bin': b'\0\0',
-    'chars/meta.pkl': b'',
     'ids/train.bin': b'\0\0' * 999,
     'ids/val.bin': b'\0\0' * 999,
     'nonsense.zst': b'nonsense',
