@@ -137,11 +137,12 @@ def make_step(c, device, dtype, compiled):
                    lr=train.learning_rate)
 
 def bench_train():
-    """Prints a step's time, tokens/s, memory and share of the peak, and how long two known runs would take."""
+    """Prints a step's time, tokens/s, memory and share of the peak, and how long the run of these options takes."""
     c = model_config()
     model = build(c, 'meta')
     flops = model.flops_per_token()
-    device, dtype, compiled = machine(tokens_of(train.config) * flops)
+    total = tokens_of(train.config)
+    device, dtype, compiled = machine(total * flops)
     train.connect(device)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
@@ -149,6 +150,7 @@ def bench_train():
     seconds = measure(step, device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
+    print(f'run     | {total:.2g} tokens take about {total / rate / 3600:,.1f} hours')
     if 'cuda' in device:
         predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
         most = torch.cuda.max_memory_allocated(device)
@@ -167,30 +169,12 @@ def bench_train():
             step()
         clock = 'self_device_time_total' if 'cuda' in device else 'self_cpu_time_total'
         print(found.key_averages().table(clock, row_limit=10))
-    for name in ('train_tinystories', 'train_gpt2'):
-        print_run(name, device, dtype)
 
 def matmul_flops(device, dtype):
     """Returns the FLOP/s of a large square matmul."""
     n = 4096
     x = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
     return 2 * n ** 3 / min(laps(lambda: x @ x, device, 5))
-
-def print_run(name, device, dtype):
-    """Prints how long a run of config/ would take here, estimated from passes over a part of a batch."""
-    options = Options(train.config.defaults)
-    options.read([f'{Path(__file__).parent}/config/{name}.py'])
-    c = model_config(options)
-    model = build(c, device, dtype)
-    at_once = 1024          # tokens
-    if 'cuda' in device:        # on a CPU, compiling would take too long for an estimate
-        at_once = train.tokens_at_once(device)
-        model = torch.compile(model, disable=not choose_compile(train.compile, device, math.inf))
-    batch = random_batch(c, at_once // c.block_size, device)
-    seconds = min(laps(lambda: model(*batch).backward(), device, 3))
-    total = tokens_of(options)
-    hours = seconds * total / at_once / train.WORLD_SIZE / 3600
-    print(f'here    | {name}, {total / 1e9:.2g}B tokens: about {hours:,.1f} hours')
 
 def bench_ladder():
     """Prints the speed of a training step here, adding one optimization per row."""
