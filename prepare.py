@@ -136,9 +136,9 @@ def real_files(root, seen):
     names = {path: path.relative_to(root).as_posix() for path in all_files(Path(root))}
     found = {}
     for path in sorted(names, key=lambda path: (not split_of(names[path]), path.is_symlink(), path)):
-        info = path.stat()
-        if (info.st_dev, info.st_ino) not in seen:
-            seen.add((info.st_dev, info.st_ino))
+        real = path.stat()[1:3]         # its inode and device
+        if real not in seen:
+            seen.add(real)
             found[path] = names[path]
     return dict(sorted(found.items()))
 
