@@ -93,7 +93,7 @@ def launch(main):
     except OSError as e:
         if errno.errorcode.get(e.errno) not in FULL_OR_CLOSED:
             raise
-        line, status = f'error: {e}; make room or use a folder that you may write to, then run this again', 2
+        line, status = f'error: {e}; make room, check the path and its permissions, or use another folder', 2
     print(line, file=sys.stderr)
     sys.exit(status)
 

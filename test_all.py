@@ -247,7 +247,7 @@ def test_a_bug_keeps_its_traceback():
 
 @parametrize('error, status, says', [
     (OSError(28, 'No space left on device'), 2, 'make room'),
-    (PermissionError(13, 'Permission denied'), 2, 'folder that you may write to'),
+    (PermissionError(13, 'Permission denied'), 2, 'check the path and its permissions'),
     (FileExistsError(17, 'File exists', 'out'), 2, 'File exists'),       # a broken link
     (OSError(122, 'Disk quota exceeded'), 2, 'make room'),
     (ModuleNotFoundError(name='gguf'), 2, 'pip install gguf'),
