@@ -312,6 +312,8 @@ class NotUTF8(UserError):
         encoding = 'cp1252' if re.search(rb'[\x80-\x9f]', raw) else 'latin1'
         if raw.startswith((b'\xff\xfe', b'\xfe\xff')):
             encoding = 'utf-16'
+        if not raw[:error.start].isascii():         # a few damaged bytes, which -c drops
+            encoding = 'utf-8 -c'
         super().__init__(f'{name} is not UTF-8: it has {byte:#04x}{where}; convert it, for example with iconv -f '
                          f'{encoding} -t utf-8')
 
