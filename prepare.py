@@ -106,7 +106,9 @@ def find_source(dataset):
     known = DATASETS.get(dataset, {})
     seen = set()            # Validation files are not used for training
     val_files = real_files(val_dataset, seen) if val_dataset else {}
-    files = {DOWNLOADS / name: name for name in known.get('files', [])} or real_files(dataset, seen)
+    files = {DOWNLOADS / name: name for name in known.get('files', [])}
+    if dataset and not files:
+        files = real_files(dataset, seen)
     # A source inside this folder is relative, so that a project can be moved with its data.
     source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
     if dataset == 'python':
@@ -133,7 +135,9 @@ def real_files(root, seen):
     Returns the files at a path that are not in `seen` as {path: name below root}, sorted, and adds them to it. A file
     with several links counts once, preferably under a name that contains its split, else under its own.
     """
-    names = {path: path.relative_to(root).as_posix() for path in all_files(Path(root))}
+    own = [Path('out'), DOWNLOADS, *[path.parent for path in Path('data').glob('*/meta.json')]]       # not the user's
+    paths = all_files(Path(root), [folder.resolve() for folder in own])
+    names = {path: path.relative_to(root).as_posix() for path in paths}
     found = {}
     for path in sorted(names, key=lambda path: (not split_of(names[path]), path.is_symlink(), path)):
         real = path.stat()[1:3]         # its inode and device
@@ -142,23 +146,25 @@ def real_files(root, seen):
             found[path] = names[path]
     return dict(sorted(found.items()))
 
-# Hidden files, backups, files about the data, and the rows that `datasets` caches again
-NO_DATA = re.compile('[.].*|.*(~|[.]bak)|(readme|licen[cs]e)([.](md|txt))?|cache-.*[.]arrow', re.I)
+# Hidden files, backups, incomplete downloads, files about the data, and the rows that `datasets` caches again
+NO_DATA = re.compile('[.~#].*|.*(~|[.](bak|orig|swp|tmp|part|download|crdownload|aria2)|:Zone[.]Identifier)'
+                     '|(readme|licen[cs]e)([.](md|txt))?|desktop[.]ini|cache-.*[.]arrow', re.I)
 
-def all_files(path, above=()):
-    """Yields the files at a path, except those that are not data."""
+def all_files(path, above):
+    """Yields the files at a path, except those that are not data, and those in the folders `above`."""
     if path.is_file():
         yield path
     elif path.is_dir():
         real = path.resolve()
-        for inside in path.iterdir() if real not in above else []:         # A link to above is a loop
+        for inside in path.iterdir() if real not in above else []:         # A link to a folder above it is a loop
             if not NO_DATA.fullmatch(inside.name):
                 yield from all_files(inside, (*above, real))
     elif path.is_symlink():
         raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; restore that, or remove the link')
 
-SPLITS = dict(dict.fromkeys('val valid validation dev eval evaluation heldout'.split(), 'val'),
-              train='train', training='train', test='test', testing='test')
+SPLITS = dict.fromkeys('train training trainset'.split(), 'train') | dict.fromkeys(
+    'val valid validation validate valset validset dev devset development eval evaluation heldout holdout testa '
+    'newsdev'.split(), 'val') | dict.fromkeys('test testing testset testb devtest newstest tst'.split(), 'test')
 
 def split_of(name):
     """Returns the last split in a path, or '': split_of('my_test/a.txt') -> 'test', split_of('valData.tsv') -> 'val'"""
@@ -182,10 +188,7 @@ def sort_files(files):
 
 def text_or_binary(path):
     with opened(path) as file:
-        head = file.read(8000)
-    if head.startswith(b'version https://git-lfs'):
-        raise UserError(f'{path} is only a Git LFS pointer; run git lfs pull')
-    return 'binary' if b'\0' in head else 'text'
+        return 'binary' if b'\0' in file.read(8000) else 'text'
 
 def reader_of(path):
     """Returns the function that reads a format, None for text: reader_of(Path('a.csv.gz')) -> csv_rows"""
@@ -222,7 +225,7 @@ def fetch(files, known):
 
 def data_name(dataset):
     """Returns the name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
-    stem = Path(dataset).resolve().name.split('.')[0]
+    stem = Path(dataset).resolve().name.lstrip('.').split('.')[0]
     return re.sub(r'[^\w-]', '_', stem)
 
 def data_folder(dataset, tokenizer, vocab_size):
@@ -262,6 +265,9 @@ def read_texts(files, separator, label):
 @contextmanager
 def opened(path):
     """Opens a file, decompressed, without its byte order mark; UTF-16 with one becomes UTF-8. Raises UserError."""
+    with open(path, 'rb') as file:
+        if file.read(40).startswith(b'version https://git-lfs'):
+            raise UserError(f'{path} is only a Git LFS pointer; run git lfs pull')
     try:
         # By default, fsspec would open the first file of a .zip, and not name the package that a .zst needs.
         compression = {'.zip': None, '.zst': 'zstd'}.get(path.suffix.lower(), 'infer')
@@ -298,7 +304,7 @@ def texts_of(rows, path):
             yield ('' if row[text_field] is None else row[text_field]).encode() + b'\xff'
             i, row = i + 1, None
     except (LookupError, TypeError, AttributeError, UnicodeEncodeError, json.JSONDecodeError, csv.Error) as e:
-        fields = f'; fields: {", ".join(map(str, row))}' if isinstance(row, dict) else ''
+        fields = f'; fields: {", ".join(map(repr, row))}' if isinstance(row, dict) else ''
         raise UserError(f'{path}, record {i}, is not an object with a text in {text_field!r} ({type(e).__name__}: '
                         f'{getattr(e, "msg", e)}{fields}); use another --text_field, or correct the record')
 
@@ -316,11 +322,12 @@ def jsonl_rows(file):
     return map(json.loads, filter(bytes.strip, file))
 
 def json_rows(file):
-    """Reads one list of objects, or one object per line."""
-    first = next(filter(bytes.strip, file), b'[]')
-    if first.lstrip().startswith(b'{'):
+    """Reads one object per line, a list of objects, or one object."""
+    first = next(filter(bytes.strip, file), b'[]').strip()
+    if first.startswith(b'{') and first.endswith(b'}'):
         return jsonl_rows(chain([first], file))
-    return json.loads(first + file.read())
+    rows = json.loads(first + file.read())
+    return [rows] if isinstance(rows, dict) else rows
 
 def csv_rows(file):
     csv.field_size_limit(1 << 30)       # longest text, in characters (default: 131,072)
@@ -474,12 +481,14 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     check_options(tokenizer, vocab_size)
     folder = data_folder(dataset, tokenizer, vocab_size)
     settings, files, val_files = find_source(dataset)
+    made_with = read_meta(folder) if folder.exists() else {}
     gone = not files or val_dataset and not val_files
-    if gone and not folder.exists():
-        raise UserError(f'no text at {val_dataset if files else dataset}; use another path, or {", ".join(DATASETS)}')
+    if gone and made_with.get('source') != settings['source']:
+        besides = f' besides {val_dataset}' if val_files else ''
+        raise UserError(f'no text at {val_dataset if files else repr(dataset)}{besides}; use another path, or '
+                        f'{", ".join(DATASETS)}')
     own = val_files if dataset in DATASETS else val_files | files       # the user's files, which may change
     stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
-    made_with = read_meta(folder) if folder.exists() else {}
     if not gone and made_with.get('source_stamp') != stamp:         # Otherwise the text is not read again
         settings['source_hash'] = joint_sha256(f'{own[path]} {file_sha256(path)}' for path in shown(own, 'hashing'))
     if not folder.exists():

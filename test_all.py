@@ -1929,6 +1929,7 @@ def write_forms(texts):
             csv.writer(file, delimiter=delimiter).writerows([['id', 'body'], *enumerate(texts)])
     for i, text in enumerate(texts):
         write(f'f.d/{i:04d}.txt', text)
+        write(f'm.d/{i:04d}.json', json.dumps({'body': text}, indent=1))
     if importlib.util.find_spec('pyarrow'):
         import pyarrow.parquet
         pyarrow.parquet.write_table(pyarrow.table({'body': texts}), 'g.parquet')
@@ -1971,6 +1972,8 @@ a.jsonl.gz b.jsonl | dev.jsonl | LICENSE README.md archive.tar.gz
 a.json b.json.gz | dev.json | index.csv
 a.txt b.txt | dev.txt | index.csv picture.png README.md
 train/test_x.txt training/b.txt | heldout-en/a.txt | test/the_train_ride.txt testing/a.txt
+a.txt | holdout/b.txt lambada_development_plain.txt newsdev2013.en | devtest/x.txt newstest2014.en testset.txt
+trainset.txt | eng.testa validset.txt | eng.testb tst2010.txt
 labeledTrainData.tsv unlabeledTrainData.tsv | valData.tsv | testData.tsv
 a.json-00000-of-00002 b.json-00001-of-00002.gz | dev.json.lzma | test.json
 '''
@@ -1998,6 +2001,16 @@ def test_the_names_of_files_say_for_which_split_they_are(train, val, out, printe
     for name in {*out.split()} - {'LICENSE', 'README.md', 'cache-1.arrow'}:         # not data, as are hidden files
         assert Path(name).name in re.search('(test|other): .*', said)[0]
 
+def test_what_this_project_writes_is_no_text():
+    for name in 'data/a.txt', 'data/downloads/b.txt', 'out/r/config.py', '.history':
+        write(name, 'a text')
+    for _ in range(2):          # the second run finds the shards of the first
+        Prepared('.', tokenizer='byte')
+    assert [*prepare.real_files('.', set()).values()] == ['corpus.txt', 'data/a.txt']
+    assert Prepared('.history', tokenizer='byte').folder == Path('data/history-byte')
+    with user_error("no text at 'gone/history'"):       # not "remove data/history-byte"
+        find_or_prepare('gone/history', 'byte')
+
 @not_windows
 def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     write('top/dir/a.txt', 'first')
@@ -2006,7 +2019,7 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
         os.symlink(target, f'top/{link}')
     os.symlink('dir/a.txt', 'top/copy.txt')
     os.link('top/dir/a.txt', 'top/dir/hard.txt')
-    for name in 'a.txt~', 'a.txt.bak':
+    for name in 'a.txt~', 'a.txt.bak', 'b.txt.part', '#a.txt#', '~$a.txt', 'a.txt:Zone.Identifier', 'desktop.ini':
         write(f'top/dir/{name}', 'an older one')
     write('held/a.txt', 'for training')
     write('held/b.txt', 'for validation')
@@ -4056,13 +4069,12 @@ prepare.py --dataset=empty.txt | split is empty
 prepare.py --dataset=latin.txt | latin.txt is not UTF-8
 prepare.py --dataset=letter.txt | split is empty
 prepare.py --dataset=letter.txt --tokenizer=byte | split is empty
-prepare.py --dataset=no_field.jsonl | record 1, is not an object with a text in 'text' (KeyError: 'text'; fields: a)
+prepare.py --dataset=no_field.jsonl | record 1, is not an object with a text in 'text' (KeyError: 'text'; fields: 'a')
 prepare.py --dataset=messages.jsonl --text_field=messages | record 1, is not an object with a text in 'messages' (
 prepare.py --dataset=half.jsonl | half.jsonl, record 2
 prepare.py --dataset=strings.json | record 1, is not an object with a text in 'text' (TypeError: string indices
-prepare.py --dataset=under_key.json | fields: data
+prepare.py --dataset=under_key.json | fields: 'data'
 prepare.py --dataset=broken.jsonl | broken.jsonl, record 2, is not an object with a text in 'text' (JSON
-prepare.py --dataset=indented.json | indented.json, record 1
 prepare.py --dataset=latin.csv | latin.csv is not UTF-8
 prepare.py --dataset=comma.csv | comma.csv, record 1, is not an object with a text in 'text' (Error: not as
 prepare.py --dataset=short.csv | short.csv, record 2, is not an object with a text in 'text' (Error: not as many
@@ -4074,10 +4086,13 @@ prepare.py --dataset=cut | cannot train on cut (val.bin
 prepare.py --dataset=quote.tsv | quote.tsv, record 2, is not an object with a text in 'text' (Error: ' ' expected
 prepare.py --dataset=latin | iconv -f latin1 -t utf-8, and do the same for 1 file (latin/c.txt)
 prepare.py --dataset=windows.txt | iconv -f cp1252
+prepare.py --dataset=damaged.txt | iconv -f utf-8 -c -t utf-8
+prepare.py --dataset=pointer.jsonl | pointer.jsonl is only a Git LFS pointer; run git lfs pull
+prepare.py --dataset= | no text at ''
 prepare.py --dataset=utf16.txt | no text for training, or for validation with --val_dataset (other: 1 file (utf16.txt
 prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
-prepare.py --dataset=small.txt --val_dataset=small.txt | no text at
+prepare.py --dataset=small.txt --val_dataset=small.txt | no text at 'small.txt' besides small.txt
 prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2 | vocab_size = 2 is not at least 3
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
 prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect
@@ -4116,7 +4131,8 @@ BAD_FILES = {
     'strings.json': b'["a", "b"]',
     'under_key.json': b'{"data": [{"text": "a"}]}',
     'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
-    'indented.json': b'{\n  "text": "a"\n}\n',
+    'pointer.jsonl': b'version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n',
+    'damaged.txt': b'caf\xc3\xa9 ' * 99 + b'\xc3',
     'comma.csv': b'text\nwell, well\n',
     'short.csv': b'id,text\n1,a line\nand another\n',
     'rows.tsv': b'id\ttext\n1\t"I came\n2\thome."\n',
