@@ -199,10 +199,8 @@ class Options(dict):
         for argument in arguments:
             if argument.startswith('--'):
                 found = read_pair(argument, self)
-            elif argument.endswith('.py'):
-                found = run_file(argument, self)
             else:
-                raise UserError(f'cannot read the argument {argument!r}; use a config file (*.py) or --key=value')
+                found = run_file(argument, self)
             self.update(found)
             self.source.update(dict.fromkeys(found, argument))
         for mirror in self.mirrors:
@@ -234,7 +232,7 @@ def configure(script, *others, quiet=False):
     if script['__name__'] == '__main__':
         if hasattr(sys.stdout, 'reconfigure'):      # missing if it was closed (>&-), and in Jupyter
             sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
-        if '--help' in sys.argv or '-h' in sys.argv:
+        if '--help' in sys.argv:
             launch(lambda: print_help(others))
             sys.exit()
         launch(lambda: options.read(sys.argv[1:]))
@@ -284,8 +282,8 @@ def run_file(path, options):
     Runs a config file with the options so far. Returns {name: value} of the options that it changes. Repeating a value
     does not count as setting it, because the config.py of a run names every option. Raises UserError.
     """
-    if not os.path.isfile(path):
-        raise UserError(f'config file {path} not found; run `ls config`, which lists those of this project')
+    if not path.endswith('.py') or not os.path.isfile(path):
+        raise UserError(f'{path} is not a config file; use one (`ls config`), --key=value, or --help')
     try:
         found = runpy.run_path(path, options)         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix

@@ -2870,7 +2870,7 @@ def test_a_resumed_run_says_which_options_are_others_and_keeps_the_old_ones(prin
     assert options_in('a/config.py')['batch_size'] == 4
 
 def options_in(path):
-    return configurator.run_file(path, Options(train.config))
+    return configurator.run_file(str(path), Options(train.config))
 
 def test_a_config_file_of_a_run_makes_a_model_of_another_size():
     train_here('a', '--max_iters=1')
