@@ -273,8 +273,7 @@ def fit(value, name, options, where):
         if tilde and before in ('', 'auto:'):
             value = before + os.path.expanduser(tilde) + path
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        example = f'--{name}={default}' if where.startswith('--') else f'{name} = {default!r}'
-        raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as {example}')
+        raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
     return value
 
 def run_file(path, options):
