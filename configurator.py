@@ -38,7 +38,6 @@ FOREIGN = {
     'eval_iters': 'set eval_tokens to eval_iters * batch_size * block_size',
     'decay_lr': 'for a constant rate, set --min_lr to --learning_rate',
     'always_save_checkpoint': 'a checkpoint is saved every save_interval steps, and the best is kept',
-    'muon_every': 'muon updates every matrix at every step now, so delete this line or argument',
     'num_epochs': 'set max_iters; the start-up lines print how many epochs that is',
     'what': 'run `python bench.py` with these arguments',
     'question': 'run `python bench.py` with these arguments',
@@ -100,8 +99,7 @@ def launch(main):
 def read_json(path):
     """Returns the object in a JSON file, as a dict. Raises UserError."""
     try:
-        with open(path, encoding='utf-8') as f:
-            return {**json.load(f)}
+        return {**json.loads(Path(path).read_text('utf-8'))}
     except (OSError, ValueError, TypeError) as e:       # a TypeError for a list, say
         raise UserError(f'cannot read {path} ({e}); check the path, or make the file again')
 
@@ -230,7 +228,7 @@ def configure(script, *others, quiet=False):
             mirror.source = options.source
 
     if script['__name__'] == '__main__':
-        if hasattr(sys.stdout, 'reconfigure'):      # missing if it was closed (>&-), and in Jupyter
+        with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
             sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
         if '--help' in sys.argv:
             launch(lambda: print_help(others))
