@@ -294,11 +294,9 @@ class Optimizer(torch.optim.Optimizer):
                 self.rules[group.rule](p, g, group_lr, group.decay, m, v, *group.betas, group.eps, *biases)
 
     def pieces(self, group):
-        """Returns p, g, m and v of a group in pieces for its rule: for muon, as matrices and without v."""
-        if group.rule == 'muon':
-            shape = self.weights[group.names[0]].shape[-2:]
-            return [[x[group.part].view(-1, *shape) for x in (self.p, self.g, self.m)] + [None]]
-        return zip(*[x[group.part].split(self.piece) for x in (self.p, self.g, self.m, self.v)])
+        """Returns p, g, m and v of a group in pieces for its rule: for muon, as matrices, with an empty v."""
+        shape = self.weights[group.names[0]].shape[-2:] if group.rule == 'muon' else ()
+        return zip(*[x[group.part].view(-1, *shape).split(self.piece) for x in (self.p, self.g, self.m, self.v)])
 
     def on_device(self, number):
         """Returns a number as a tensor, because a compiled rule would be compiled again for every new number."""
