@@ -177,28 +177,27 @@ class Group:
     decay: float = 0.0              # weight decay
     part: slice = None              # their slice of the optimizer's vectors
 
-def make_groups(model):
+def make_groups(params, tied):
     """
-    Returns the Groups of trainable weights that the options ask for, muon's last. To give a layer or an embedding its
-    own learning rate, give it its own Group (read sizes from params; a loaded model may not match the options).
+    Returns the Groups of trainable weights (params, by name) that the options ask for, muon's last. tied: whether the
+    embedding is the head, too. To give a layer or an embedding its own learning rate, give it its own Group (read sizes
+    from params; a loaded model may not match the options).
     """
-    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
     row = partial(Group, rule=optimizer, betas=(beta1, beta2), eps=adam_eps)
     if optimizer != 'muon':
         return [row(matrices, decay=weight_decay), row(vectors)]
 
-    row = partial(row, rule='adamw', lr_scale=adamw_scale)
-    untied = not model.config.tie_weights       # else the embedding is the head
-    tables = [name for name in matrices if 'embed_values' in name or (untied and 'embed_tokens' in name)]
+    adamw_row = partial(row, rule='adamw', lr_scale=adamw_scale)
+    tables = [name for name in matrices if 'embed_values' in name or ('embed_tokens' in name and not tied)]
     in_blocks = [name for name in matrices if '.layers.' in name and name not in tables]
     others = [name for name in params if name not in in_blocks + tables]
     by_shape = defaultdict(list)
     for name in in_blocks:
         by_shape[params[name].shape].append(name)
-    return [row(others), row(tables, lr_scale=embed_scale),
-            *[row(by_shape[shape], rule='muon', lr_scale=1.0, decay=weight_decay) for shape in sorted(by_shape)]]
+    return [adamw_row(others), adamw_row(tables, lr_scale=embed_scale),
+            *[row(by_shape[shape], decay=weight_decay) for shape in sorted(by_shape)]]
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -210,15 +209,14 @@ class Optimizer(torch.optim.Optimizer):
         # p     | weights of group 1, one tensor after the other | group 2 | ... | muon's groups | zeros
         # g, m  their gradients and first moments, at the same positions
         # v     their second moments, up to muon's groups, which have none
-        self.model, self.groups = model, make_groups(model)
-        names = sorted(name for group in self.groups for name in group.names)
-        trainable = sorted(name for name, w in model.named_parameters() if w.requires_grad)
-        assert names == trainable, 'make_groups must list each trainable weight once'
+        params = {name: w for name, w in model.named_parameters() if w.requires_grad}
+        self.model, self.groups = model, make_groups(params, model.config.tie_weights)
+        names = [name for group in self.groups for name in group.names]
+        assert sorted(names) == sorted(params), 'make_groups must list each trainable weight once'
         self.t = 0              # steps taken
         self.rules = dict(RULES, muon=partial(muon, dtype=model.compute_dtype))
-        sizes = [sum(model.get_parameter(name).numel() for name in group.names) for group in self.groups]
-        v_size = sum(size for size, group in zip(sizes, self.groups) if group.rule != 'muon')
-        total = math.ceil(sum(sizes) / 4096) * 4096       # clip views it as 4,096 rows
+        v_size = sum(params[name].numel() for group in self.groups if group.rule != 'muon' for name in group.names)
+        total = math.ceil(sum(w.numel() for w in params.values()) / 4096) * 4096       # clip views it as 4,096 rows
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)
@@ -229,7 +227,7 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.groups:
             start = stop
             for name in group.names:
-                w = model.get_parameter(name)
+                w = params[name]
                 here = slice(stop, stop + w.numel())
                 self.weights[name] = self.p[here].view_as(w)
                 self.weights[name].copy_(w.detach())
