@@ -756,13 +756,11 @@ def draw_curves(run):
 
 def model_card(run, entry):
     """Returns the README.md of a checkpoint, its page on the hub. entry: the last evaluation."""
-    model, meta, state = run.model, run.meta, run.state
-    device = str(model.lm_head.weight.device)
-    base = base_model(state['options']['init_from'])
+    base = base_model(run.state['options']['init_from'])
     base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only names on the hub
     arguments = [re.sub(r'(^|=)(\w:)?[/\\].*[/\\]', r'\1', argument) for argument in sys.argv[1:]]       # no folders
     evaluated = 'not evaluated'
-    if entry['step'] == state['step']:
+    if entry['step'] == run.state['step']:
         evaluated = f'{describe(entry)} over {entry["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens'
     return f"""---
 library_name: transformers
@@ -771,9 +769,9 @@ license: other     # fill this in
 {base_line}---
 # {run.folder.name}
 
-A language model: {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {run.T:,} tokens,
-trained on {Path(meta["source"]).name}: {state["sequences"]:,} sequences in {state["step"]:,} steps
-({duration(state["seconds"])}; {device}, {device_name(device)}; processes: {WORLD_SIZE}).
+A language model: {run.model.num_params():,} parameters, vocabulary {run.model.config.vocab_size:,}, context {run.T:,}
+tokens, trained on {Path(run.meta["source"]).name}: {run.state["sequences"]:,} sequences in {run.state["step"]:,} steps
+({duration(run.state["seconds"])}; {run.device}, {device_name(run.device)}; processes: {WORLD_SIZE}).
 Evaluation: {evaluated}.
 
     python {shlex.join(["train.py", *arguments])}
