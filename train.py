@@ -756,8 +756,6 @@ def draw_curves(run):
 
 def model_card(run, entry):
     """Returns the README.md of a checkpoint, its page on the hub. entry: the last evaluation."""
-    base = base_model(run.state['options']['init_from'])
-    base_line = f'base_model: {base}\n' if base and not Path(base).exists() else ''       # only names on the hub
     arguments = [re.sub(r'(^|=)(\w:)?[/\\].*[/\\]', r'\1', argument) for argument in sys.argv[1:]]       # no folders
     evaluated = 'not evaluated'
     if entry['step'] == run.state['step']:
@@ -765,8 +763,8 @@ def model_card(run, entry):
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
-license: other     # fill this in
-{base_line}---
+license: other     # fill this in, and add base_model if there is one
+---
 # {run.folder.name}
 
 A language model: {run.model.num_params():,} parameters, vocabulary {run.model.config.vocab_size:,}, context {run.T:,}
