@@ -628,11 +628,6 @@ def connect(device, shared={}):
 # -----------------------------------------------------------------------------
 # the run on disk: out/<run>/ with config.py, log.jsonl, curves.png and a folder for each checkpoint
 
-def base_model(init_from):
-    """Returns the model that a new run starts from ('' for random weights): base_model('auto:gpt2') -> 'gpt2'"""
-    name = init_from.removeprefix('auto:')
-    return '' if name in ('scratch', 'resume', 'auto') else name
-
 def choose_out_dir():
     """
     Returns the folder of the run, and a context in which no other process trains there. The folder is out_dir or the
@@ -926,17 +921,19 @@ def main():
     device = choose_device(config['device'], LOCAL_RANK)
     set_up(device)
     out, held = choose_out_dir()        # before anything is written
-    base = base_model(init_from)
-    source = find_folder(base) if base else None            # the model that a new run starts from
-    resumed, state = read_state(out, device)                # the checkpoint to resume, or None
     with held:
-        run = start(out, device, source, resumed, state)
+        run = start(out, device)
         interrupt = Interrupt()
         train(run, interrupt)
         finish(run, interrupt, started)
 
-def start(out, device, source, resumed, state):
-    """Returns the Run in the folder out, with the model in resumed or source, or a new one. state: see NEW_STATE."""
+def start(out, device):
+    """Returns the Run in the folder out, which resumes a checkpoint or starts from another model or a new one."""
+    resumed, state = read_state(out, device)                # the checkpoint to resume, or None
+    base, source = init_from.removeprefix('auto:'), None
+    if base not in ('scratch', 'resume', 'auto'):
+        source = find_folder(base)                          # the model that a new run starts from
+
     # the data and the model
     folder, meta, train_data, val_data = open_data(source)
     data = data_hash(meta)
