@@ -893,11 +893,11 @@ def duration(seconds):
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
-def print_ending(run, final, seconds):
+def print_ending(run, final):
     """Prints the final evaluation and the next commands."""
-    share, best = final['val_tokens'] / (len(run.val_data) - 1), run.state['best']
-    print(f'\n{describe(final)} over {"the whole" if share == 1 else f"{share:.0%} of the"} split')
-    print(f'time            {duration(seconds)}')
+    best = run.state['best']
+    print(f'\n{describe(final)} over {final["val_tokens"] / (len(run.val_data) - 1):.0%} of the split')
+    print(f'time            {duration(run.state["seconds"])}')
     print(f'checkpoint      {checkpoints(run.folder)[-1]}')
     if 0 < best['step'] < run.state['step']:
         print(f'the best one    {run.folder}/step_{best["step"]:08d}, {describe(best)}')
@@ -915,7 +915,6 @@ def say(text):
         print(text, flush=True)
 
 def main():
-    started = time.perf_counter()
     # The machine and the run come first, so that mistakes show before data are prepared.
     check_options()
     device = choose_device(config['device'], LOCAL_RANK)
@@ -925,7 +924,7 @@ def main():
         run = start(out, device)
         interrupt = Interrupt()
         train(run, interrupt)
-        finish(run, interrupt, started)
+        finish(run, interrupt)
 
 def start(out, device):
     """Returns the Run in the folder out, which resumes a checkpoint or starts from another model or a new one."""
@@ -1060,7 +1059,7 @@ def train(run, interrupt):
         say(f'stopped at step {step}; resume with: {resume_command(run.folder)}')
         sys.exit(128 + int(stop))
 
-def finish(run, interrupt, started):
+def finish(run, interrupt):
     """Evaluates the complete validation split, and prints samples and next commands. A signal ends the evaluation."""
     interrupt.then = 'everything is saved, and the evaluation ends here'
     latest = time.perf_counter() + MAX_SECONDS
@@ -1073,7 +1072,7 @@ def finish(run, interrupt, started):
                 replace_card(checkpoints(run.folder)[-1], model_card(run, dict(final, step=run.state['step'])))
             show_texts(run, 4, 3 * sample_tokens)
     if RANK == 0:
-        print_ending(run, final, time.perf_counter() - started)
+        print_ending(run, final)
     if interrupt.signal:
         sys.exit(128 + interrupt.signal)
 
