@@ -387,12 +387,12 @@ def make_scaler(device, dtype):
     return torch.amp.GradScaler(device.split(':')[0], enabled=dtype == 'float16')
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
+def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the
     log. They do not depend on the number of processes. Reads max_tokens (0: all) of the split in windows of T tokens,
     in an order that spreads any first n evenly over it. model: in evaluation mode; at_once: tokens per
-    forward pass; ended: called after each pass, returns whether to stop.
+    forward pass; latest: when to stop, by time.perf_counter().
     """
     n = len(data) - 1           # every token but the first is a target
     order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T          # multiples of the golden ratio
@@ -403,7 +403,7 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, ended=lambda: False):
         batches.append([n - n % T])         # the last, shorter window
     losses, tokens, known_bytes = [], 0, 0
     for batch in tqdm(batches[RANK::WORLD_SIZE], 'evaluating', disable=RANK > 0 or None, leave=False, delay=3):
-        if losses and ended():
+        if losses and time.perf_counter() > latest:
             break
         length = min(T, n - batch[0])
         x, y = data.batch(batch, length, str(model.lm_head.weight.device))
@@ -587,9 +587,11 @@ def fit_micro_batch(model, opt, data, T, device, micro):
 # signals and processes
 
 class Interrupt:
-    """Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and exits. A later one exits at once."""
+    """
+    Notes SIGINT, SIGTERM, SIGHUP or SIGUSR1 for the loop, which saves and exits. A later one exits at once, as does any
+    after the last save.
+    """
     signal, heard = 0, 0.0          # number of the signal, and its time
-    then = 'a checkpoint is saved after this step (press Ctrl-C again to end without it)'
 
     def listen(self):
         for kind in signal.Signals:         # Windows lacks two of these; nohup ignores SIGHUP
@@ -601,7 +603,8 @@ class Interrupt:
             self.signal, self.heard = number, time.monotonic()
             if RANK == 0:
                 with suppress(OSError):     # print() may be what the signal interrupted
-                    os.write(sys.stdout.fileno(), f'\nreceived {signal.Signals(number).name}; {self.then}\n'.encode())
+                    os.write(sys.stdout.fileno(), f'\nreceived {signal.Signals(number).name}; a checkpoint is saved '
+                             f'after this step (press Ctrl-C again to end without it)\n'.encode())
         elif time.monotonic() > self.heard + 1:         # torchrun forwards Ctrl-C, so it arrives twice
             sys.exit(128 + number)
 
@@ -922,9 +925,8 @@ def main():
     out, held = choose_out_dir()        # before anything is written
     with held:
         run = start(out, device)
-        interrupt = Interrupt()
-        train(run, interrupt)
-        finish(run, interrupt)
+        train(run)
+        finish(run)
 
 def start(out, device):
     """Returns the Run in the folder out, which resumes a checkpoint or starts from another model or a new one."""
@@ -994,9 +996,9 @@ def start(out, device):
             start_wandb(run)
     return run
 
-def train(run, interrupt):
+def train(run):
     """Takes the remaining steps of a run, evaluates and saves. Exits after a signal."""
-    state, T = run.state, run.T
+    state, T, interrupt = run.state, run.T, Interrupt()
     peak = peak_flops(run.device) * WORLD_SIZE
     stop, step = 0, state['step']
     first = step + 1
@@ -1058,23 +1060,18 @@ def train(run, interrupt):
     if stop:
         say(f'stopped at step {step}; resume with: {resume_command(run.folder)}')
         sys.exit(128 + int(stop))
+    interrupt.signal = True         # everything is saved, so the next signal exits at once
 
-def finish(run, interrupt):
-    """Evaluates the complete validation split, and prints samples and next commands. A signal ends the evaluation."""
-    interrupt.then = 'everything is saved, and the evaluation ends here'
-    latest = time.perf_counter() + MAX_SECONDS
+def finish(run):
+    """Evaluates the complete validation split, and prints samples and next commands."""
     with run.opt.evaluating():
-        final = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch,
-                         ended=lambda: interrupt.signal or time.perf_counter() > latest)
-        if RANK == 0 and not interrupt.signal:
+        final = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch, time.perf_counter() + MAX_SECONDS)
+        if RANK == 0:
             log(run, {f'full_{name}': value for name, value in final.items()})
             with optional('the model card'):
                 replace_card(checkpoints(run.folder)[-1], model_card(run, dict(final, step=run.state['step'])))
             show_texts(run, 4, 3 * sample_tokens)
-    if RANK == 0:
-        print_ending(run, final)
-    if interrupt.signal:
-        sys.exit(128 + interrupt.signal)
+            print_ending(run, final)
 
 if __name__ == '__main__':
     launch(main)
