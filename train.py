@@ -463,7 +463,6 @@ class Run:
     micro: int              # sequences per device at a time
     eval_batch: int         # tokens evaluated at a time
     wandb: object = None    # None if it is off or failed
-    drawn: float = -math.inf        # time of the last plot
 
 def evaluate_run(run, last):
     """Evaluates the model of a run, prints and logs the result, draws the curves and, unless last, prints a sample."""
@@ -475,10 +474,8 @@ def evaluate_run(run, last):
     if RANK:
         return
     log(run, found)
-    if last or time.monotonic() > run.drawn + 30:       # drawing takes half a second
-        run.drawn = time.monotonic()
-        with optional(f'{run.folder}/curves.png'):
-            draw_curves(run.folder)
+    with optional(f'{run.folder}/curves.png'):
+        draw_curves(run.folder)
     if not last:
         show_texts(run, 1, sample_tokens)
 
