@@ -336,7 +336,7 @@ def rejoin_schedule(state):
 
 def largest_divisor(n, limit):
     """Returns the largest divisor of n up to `limit`: largest_divisor(12, 5) -> 4"""
-    return max(d for d in range(1, max(limit, 1) + 1) if n % d == 0)
+    return max(d for d in range(1, limit + 1) if n % d == 0)
 
 def divide_batch(T, device):
     """Returns micro_batch_size, or if it is 0, the largest suitable size that divides the batch."""
@@ -416,7 +416,7 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
 def combine(op, *numbers):
     """Returns the sum ('SUM'), maximum ('MAX') or minimum ('MIN') of each number over all processes."""
     if WORLD_SIZE == 1:
-        return list(numbers)
+        return numbers
     numbers = torch.tensor(numbers, dtype=torch.float64)        # on the CPU, so that GPUs do not wait
     dist.all_reduce(numbers, getattr(dist.ReduceOp, op))
     return numbers.tolist()
@@ -793,12 +793,12 @@ def read_state(run, device):
 
 def check_options():
     """Raises UserError if an option's value is not valid."""
-    check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints')
+    check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints',
+                'timeout')
     check_range(config, 0, math.inf, 'max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size',
                 'warmup_iters', 'grad_clip', 'learning_rate', 'adamw_scale', 'embed_scale', 'lr_decay_iters',
                 'weight_decay', 'adam_eps')
     check_range(config, 0, 1, 'beta1', 'beta2')
-    check_range(config, 1, math.inf, 'timeout')
     check_range(config, 0, 2 ** 64 - 3, 'seed')         # the final sample texts use seed to seed + 3
     if optimizer not in ('muon', *RULES):
         raise UserError(f'optimizer = {optimizer!r} is unknown; use muon, {", ".join(RULES)}')
@@ -964,10 +964,10 @@ def start(out, device):
     # the size of a forward pass
     tokens_per_step = batch_size * T
     compiled = choose_compile(state['compile'], device, max_iters * tokens_per_step * model.flops_per_token(T))
-    slow = ' (the first step takes a minute or two longer)' if compiled else ''
-    say(f'dtype   | {state["dtype"]}, weights and optimizer float32; compile {compiled}{slow}')
+    say(f'dtype   | {state["dtype"]}, weights and optimizer float32; compile {compiled}')
     fast = model
     if compiled:
+        say('compile | the first step takes a minute or two longer')
         fast = torch.compile(model)
         opt.compile()
     micro = divide_batch(T, device)
