@@ -685,10 +685,7 @@ if Path(__file__).name == 'config.py':
 '''
 
 def start_files(run, state, options):
-    """
-    Writes config.py; drops log entries and sets aside checkpoints after the one to resume. Prints changed
-    options and keeps the old ones in config_until_<step>.py.
-    """
+    """Writes config.py, drops log entries and sets aside checkpoints after this step, and prints changed options."""
     step = state['step']
     for unfinished in run.glob('.step_*.partial'):
         shutil.rmtree(unfinished)
@@ -697,12 +694,9 @@ def start_files(run, state, options):
             later.rename(run / f'damaged_{later.name}_{time.time():.0f}')
     entries = [entry for entry in read_log(run) if entry['step'] <= step and 'full_val_loss' not in entry]
     write(run / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in entries))
-    before = options | state['options']
-    for name, value in options.items():
-        if before[name] != value:
-            say(f'since step {step}: {name} {before[name]!r} -> {value!r}')
-    if before != options:
-        write(run / f'config_until_{step:08d}.py', as_file(before))
+    for name, before in state['options'].items():
+        if options.get(name) != before:
+            say(f'since step {step}: {name} {before!r} -> {options.get(name)!r}')
     write(run / 'config.py', CONFIG_HEAD + as_file(options))
     state['options'] = options
     say(f'writing | {run}; stop with Ctrl-C; resume with: {resume_command(run)}\n')
