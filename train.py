@@ -41,7 +41,7 @@ from configurator import (Diverged, Output, UserError, as_file, check_range, com
                           read_json, write)
 from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
                    choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_intact, peak_flops,
-                   remove_checkpoint, replace_card, save_checkpoint, set_up)
+                   remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
 from tokenizer import find_ends, load_tokenizer
@@ -505,8 +505,8 @@ def save(run, last):
         best = min(best, state['evaluated'], key=lambda entry: entry['val_loss'])
     training = dict(state, best=best, t=run.opt.t, scaler=run.scaler.state_dict())
     try:
-        save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], training, run.opt.tensors,
-                        model_card(run, state['evaluated']), *run.kept)
+        save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], training, run.opt.tensors, model_card(run),
+                        *run.kept)
     except (OSError, SafetensorError) as e:
         if last:
             raise UserError(f'{folder} cannot be saved ({e}); make room, then repeat the command with --init_from=auto')
@@ -743,12 +743,12 @@ def draw_curves(run):
     axes['loss'].legend()
     figure.savefig(run / 'curves.png', dpi=110)
 
-def model_card(run, entry):
-    """Returns the README.md of a checkpoint, its page on the hub. entry: the last evaluation."""
+def model_card(run):
+    """Returns the README.md of a checkpoint, its page on the hub."""
     arguments = [re.sub(r'(^|=)(\w:)?[/\\].*[/\\]', r'\1', argument) for argument in sys.argv[1:]]       # no folders
-    evaluated = 'not evaluated'
-    if entry['step'] == run.state['step']:
-        evaluated = f'{describe(entry)} over {entry["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens'
+    evaluated, last = 'not evaluated', run.state['evaluated']
+    if last['step'] == run.state['step']:
+        evaluated = f'{describe(last)} over {last["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens'
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -1059,8 +1059,6 @@ def finish(run):
         final = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch, time.perf_counter() + MAX_SECONDS)
         if RANK == 0:
             log(run, {f'full_{name}': value for name, value in final.items()})
-            with optional('the model card'):
-                replace_card(checkpoints(run.folder)[-1], model_card(run, dict(final, step=run.state['step'])))
             show_texts(run, 4, 3 * sample_tokens)
             print_ending(run, final)
 
