@@ -733,8 +733,8 @@ def draw_curves(run):
     from matplotlib.figure import Figure
     entries = read_log(run)
     figure = Figure(figsize=(12, 6), layout='constrained')
-    axes = figure.subplot_mosaic([['loss', 'lr'], ['loss', 'grad_norm'], ['loss', 'tokens_per_second']],
-                                 width_ratios=[3, 1])
+    rows = [['loss', name] for name in ('lr', 'grad_norm', 'tokens_per_second')]
+    axes = figure.subplot_mosaic(rows, width_ratios=[3, 1])
     for name, axis in axes.items():
         axis.plot(*zip(*points(entries, name)), label='training')
         axis.set(title=name, xlabel='step')
@@ -790,8 +790,7 @@ def check_options():
     check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints',
                 'timeout')
     check_range(config, 0, math.inf, 'max_minutes', 'eval_tokens', 'save_interval', 'sample_tokens', 'micro_batch_size',
-                'warmup_iters', 'grad_clip', 'learning_rate', 'adamw_scale', 'embed_scale', 'lr_decay_iters',
-                'weight_decay', 'adam_eps')
+                'warmup_iters', 'grad_clip', 'learning_rate', 'lr_decay_iters')
     check_range(config, 0, 1, 'beta1', 'beta2')
     check_range(config, 0, 2 ** 64 - 3, 'seed')         # the final sample texts use seed to seed + 3
     if optimizer not in ('muon', *RULES):
@@ -829,16 +828,15 @@ def open_data(source):
         raise UserError(f'{folder} was not made with {wanted}; use the text itself as --dataset')
     return folder, meta, train_data, val_data
 
-def make_model(folder, vocab, resumed):
+def make_model(folder, meta, resumed):
     """Returns the model in a folder, or a new one. Raises UserError if the options describe a different model."""
-    wanted = model_config(vocab_size=vocab)
+    wanted = model_config(vocab_size=meta['ids' if folder else 'vocab_size'])
     if not folder:
         return GPT(wanted)
     model = load_model(folder, **{name: getattr(wanted, name) for name in TRAINING_FIELDS})
     if not resumed and not config.source.get('block_size', '').startswith('--'):        # a config may suit many models
         wanted.block_size = min(wanted.block_size, model.config.block_size)
-    longer = wanted.block_size > model.config.block_size
-    if longer and not resumed and model.config.position == 'rope':
+    if wanted.block_size > model.config.block_size and not resumed and model.config.position == 'rope':
         model.config.block_size = wanted.block_size         # rope's tables can have any length
         model.tie_and_tabulate()
     asks = config.source | dict(vocab_size='the data')
@@ -899,7 +897,9 @@ def print_ending(run, final):
         print('sample from it ', command('sample.py', f'--out_dir={run.folder}'))
     else:
         print(f'to sample, put the tokenizer.json that made the data into {checkpoints(run.folder)[-1]}')
-    longer = [f'--max_iters={2 * max_iters}'] + [f'--max_minutes={2 * max_minutes:g}'] * (max_minutes > 0)
+    longer = [f'--max_iters={2 * max_iters}']
+    if max_minutes:
+        longer.append(f'--max_minutes={2 * max_minutes:g}')
     print('train further  ', resume_command(run.folder, *longer))
 
 # -----------------------------------------------------------------------------
@@ -933,7 +933,7 @@ def start(out, device):
         raise UserError(f'{resumed} was trained on other data; use its config.py, or start with --init_from={resumed}')
     torch.manual_seed(seed)
     origin = resumed or source
-    model = make_model(origin, meta['ids'] if origin else meta['vocab_size'], resumed).to(device).train()
+    model = make_model(origin, meta, resumed).to(device).train()
     model.compute_dtype = getattr(torch, state['dtype'])
     T = min(config['block_size'], model.config.block_size)
     options = options_of_run(model, T, folder, source, state)
@@ -956,8 +956,7 @@ def start(out, device):
     rejoin_schedule(state)
 
     # the size of a forward pass
-    tokens_per_step = batch_size * T
-    compiled = choose_compile(state['compile'], device, max_iters * tokens_per_step * model.flops_per_token(T))
+    compiled = choose_compile(state['compile'], device, max_iters * batch_size * T * model.flops_per_token(T))
     say(f'dtype   | {state["dtype"]}, weights and optimizer float32; compile {compiled}')
     fast = model
     if compiled:
@@ -969,9 +968,9 @@ def start(out, device):
         micro = fit_micro_batch(fast, opt, train_data, T, device, micro)
     # Evaluation takes less memory than training, even without compile.
     eval_batch = min(tokens_at_once(device) // 8, micro * T // 2)
-    say(f'steps   | {max_iters:,}, {max_iters * tokens_per_step / len(train_data):.2f} epochs of '
+    say(f'steps   | {max_iters:,}, {max_iters * batch_size * T / len(train_data):.2f} epochs of '
         f'{len(train_data):,} tokens')
-    say(f'batch   | {batch_size} sequences, {tokens_per_step:,} tokens (processes x micro-batches x sequences: '
+    say(f'batch   | {batch_size} sequences, {batch_size * T:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {batch_size // WORLD_SIZE // micro} x {micro})')
 
     state.update(data=data, compile=compiled)
