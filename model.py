@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, conversion, count, file_sha256, read_json, new_folder, write
+from configurator import UserError, check_range, conversion, count, file_sha256, read_json, new_folder, write
 
 CHOICES = dict(
     norm=('rms', 'layer', 'none'),
@@ -80,9 +80,9 @@ class GPTConfig:
         usual = math.ceil(8 * self.n_embd / 3 / 64) * 64 if self.mlp == 'swiglu' else 4 * self.n_embd
         self.d_ff = self.d_ff or usual
 
-        for name in ('block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd', 'head_dim', 'd_ff'):
-            if getattr(self, name) < 1:
-                raise UserError(f'{name} = {getattr(self, name)} is too small; use 1 or more')
+        check_range(vars(self), 1, math.inf, 'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd',
+                    'head_dim', 'd_ff')
+        check_range(vars(self), 0, 1, 'dropout')
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise UserError(f'{name} = {getattr(self, name)!r} is unknown; use one of {", ".join(choices)}')
@@ -91,8 +91,6 @@ class GPTConfig:
                             f'{self.n_kv_head} does not divide n_head; change one of them')
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs, but head_dim (or n_embd / n_head) = {self.head_dim}; make it even')
-        if not 0 <= self.dropout < 1:
-            raise UserError(f'dropout = {self.dropout} is out of range; use 0 or more, and less than 1')
 
 # Fields that are not saved, because a trained model computes the same without them. If you change what a model
 # computes, add a field: otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
