@@ -559,22 +559,19 @@ def choose_device(device, local_rank=0):
     this machine lacks the device.
     """
     known = ['cpu']
-    if torch.backends.mps.is_available() and os.environ.get('WORLD_SIZE', '1') == '1':
-        known.append('mps')         # Several processes cannot add up gradients on an Apple GPU
-    if torch.cuda.is_available():
-        known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
-    only_cpu = ''
-    if sys.platform != 'darwin' and not (torch.version.cuda or torch.version.hip):
-        only_cpu = '; this torch is a CPU build, but pytorch.org has GPU builds'
+    if torch.backends.mps.is_available():
+        known.append('mps')
+    known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
     if device == 'auto':
         device = 'cuda' if 'cuda:0' in known else known[-1]
-        if only_cpu and local_rank == 0 and shutil.which('nvidia-smi'):         # nvidia-smi comes with the driver
-            print(f'the NVIDIA GPU of this machine is not used{only_cpu}', file=sys.stderr)
+        if device == 'cpu' and not torch.version.cuda and shutil.which('nvidia-smi'):     # It comes with the driver
+            print('the NVIDIA GPU of this machine is not used, because this torch is a CPU build; pytorch.org has '
+                  'GPU builds', file=sys.stderr)
     if device == 'cuda':
         device = f'cuda:{local_rank}'
     if device not in known:
-        raise UserError(f'{device} is not available (found: {", ".join(known)}{only_cpu}); use --device={known[-1]}, '
-                        f'and at most one process per GPU')
+        raise UserError(f'{device} is not available (found: {", ".join(known)}); use --device={known[-1]}, or a GPU '
+                        f'build of torch (see pytorch.org) and at most one process per GPU')
     return device
 
 def choose_dtype(dtype, device, texts=0, compiled=False):

@@ -1715,26 +1715,21 @@ def test_a_run_in_its_first_steps_says_when_its_first_checkpoint_comes(save_inte
 
 @parametrize('gpus, mps, want', [(2, False, 'cuda:1'), (0, True, 'mps')])
 def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
-    monkeypatch.setattr('torch.cuda.is_available', lambda: gpus > 0)
     monkeypatch.setattr('torch.cuda.device_count', lambda: gpus)
     monkeypatch.setattr('torch.backends.mps.is_available', lambda: mps)
     assert choose_device('auto', local_rank=1) == want
-    monkeypatch.setenv('WORLD_SIZE', '2')
-    assert choose_device('auto', local_rank=1) == want.replace('mps', 'cpu')
     with user_error('cuda:2 is not available'):
         choose_device('cuda:2')
 
-@pytest.mark.skipif(sys.platform == 'darwin', reason='macOS has only one build of torch')
 @parametrize('version, says', [(None, True), ('12.6', False)])
 def test_a_torch_for_cpus_is_named_where_an_nvidia_gpu_is(version, says, monkeypatch, capsys):
-    for name in 'cuda', 'hip':
-        monkeypatch.setattr(f'torch.version.{name}', version)
+    monkeypatch.setattr('torch.version.cuda', version)
     choose_device('auto')
     assert not capsys.readouterr().err
     monkeypatch.setattr('shutil.which', lambda name: name == 'nvidia-smi')
     assert choose_device('auto') == 'cpu'
     assert ('this torch is a CPU build' in capsys.readouterr().err) == says
-    with user_error('cuda:0 is not available .found: cpu' + says * '; this torch is a CPU build'):
+    with user_error('cuda:0 is not available .found: cpu.*or a GPU build of torch'):
         choose_device('cuda')
 
 @parametrize('dtype', ['bfloat16', 'float16'])
