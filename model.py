@@ -24,7 +24,6 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
@@ -619,20 +618,15 @@ def choose_compile(compile, device, flops=0.0):
     """
     if 'cuda' in device:
         pays_from = 30 * (peak_flops(device) or 1e14)       # estimated; compiling takes a minute
-        compiler = 'gcc'        # Triton's launchers are in C
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
         # Two cores with fast bfloat16 take 140 s for 3e13 FLOPs, or compiled 30 + 100 s. Others take 2.5 times as long.
         pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
-        compiler = 'g++'        # clang on a Mac
         # Subtle: compiled by torch 2.6, an embedding's gradient counts a repeated token only once.
         possible = device == 'cpu' and torch.__version__ >= (2, 7)
-    if os.name == 'nt':
-        compiler = 'cl'
+    compiler = 'cl' if os.name == 'nt' else 'g++'
     # Some systems have Python.h in a separate package.
     possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists() and bool(shutil.which(compiler))
-    if possible and sys.platform == 'darwin':       # A Mac's g++ may only ask to install Xcode's tools
-        possible = subprocess.run(['xcode-select', '-p'], capture_output=True).returncode == 0
     if compile == 'auto':
         return possible and flops >= pays_from
     if compile and not possible:

@@ -1791,7 +1791,7 @@ cpu | g++ | no
 cpu | Python.h | no
 cpu | torch 2.10 | no
 cuda:0 | torch 2.10 | yes
-cuda:0 | gcc | no
+cuda:0 | g++ | no
 cuda:0 | Python.h | no
 cuda:0 | triton | no
 '''
@@ -1818,10 +1818,6 @@ def test_compiling_needs_its_tools_and_enough_to_do(device, lacks, can, monkeypa
         assert choose_compile('auto', device, flops) == (can == 'yes' and (device == 'cpu' or flops > 30 * peak))
     if can == 'yes':
         assert choose_compile(True, device)
-        monkeypatch.setattr('sys.platform', 'darwin')         # g++ may be a stub there
-        for status in 0, 2:
-            monkeypatch.setattr('subprocess.run', lambda *_, **__: Mock(returncode=status))
-            assert choose_compile('auto', device, flops=1e18) == (status == 0)
     else:
         with user_error('compiler'):
             choose_compile(True, device)
