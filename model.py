@@ -641,7 +641,7 @@ def device_name(device):
     return 'Apple GPU' if device == 'mps' else count(torch.get_num_threads(), 'thread')
 
 def set_up(device):
-    """Sets up this process: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU. Raises UserError."""
+    """Sets up this process: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU."""
     if 'cuda' in device:
         # Set before the first tensor, this prevents memory fragmentation by odd sizes. With it, the first tensor fails
         # under WSL (pytorch issue 192330) and on a Jetson, and other systems print a warning.
@@ -650,10 +650,6 @@ def set_up(device):
             os.environ.setdefault(name, 'expandable_segments:True')
         torch.set_float32_matmul_precision('high')
         torch.cuda.set_device(device)
-        try:
-            torch.ones(1, device=device) + 1         # The card may be too old for this torch
-        except RuntimeError as e:
-            raise UserError(f'{device} cannot be used ({str(e).splitlines()[0]}); use --device=cpu or another torch')
     elif sys.platform == 'linux':
         # Keep freed memory (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD), because fresh memory costs a tenth of a step.
         libc = ctypes.CDLL(None)

@@ -1752,10 +1752,8 @@ def test_memory_that_grows_is_asked_for_on_plain_linux_alone(kernel, asked, monk
     monkeypatch.setattr('platform.release', lambda: kernel)
     monkeypatch.setattr('torch.cuda.set_device', lambda device: None)
     monkeypatch.setattr('torch.set_float32_matmul_precision', lambda precision: None)
-    monkeypatch.setattr('torch.ones', Mock(side_effect=RuntimeError('no kernel image')))
     monkeypatch.delenv('PYTORCH_ALLOC_CONF', raising=False)
-    with user_error('cuda:0 cannot be used .no kernel image'):
-        set_up('cuda:0')
+    set_up('cuda:0')
     assert ('PYTORCH_ALLOC_CONF' in os.environ) == asked
     os.environ.pop('PYTORCH_ALLOC_CONF', None)
 
