@@ -20,7 +20,6 @@ import ctypes
 import json
 import math
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -643,11 +642,6 @@ def device_name(device):
 def set_up(device):
     """Sets up this process: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU."""
     if 'cuda' in device:
-        # Set before the first tensor, this prevents memory fragmentation by odd sizes. With it, the first tensor fails
-        # under WSL (pytorch issue 192330) and on a Jetson, and other systems print a warning.
-        if sys.platform == 'linux' and torch.version.cuda and not re.search('microsoft|tegra', platform.release()):
-            name = 'PYTORCH_ALLOC_CONF' if torch.__version__ >= (2, 9) else 'PYTORCH_CUDA_ALLOC_CONF'
-            os.environ.setdefault(name, 'expandable_segments:True')
         torch.set_float32_matmul_precision('high')
         torch.cuda.set_device(device)
     elif sys.platform == 'linux':

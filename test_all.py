@@ -62,8 +62,8 @@ from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, 
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
                    keep_from, load_file, load_model, newest_intact, peak_flops, remove_checkpoint, replace_card,
-                   rope_angles, rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, set_up, silu,
-                   softmax, write_gguf)
+                   rope_angles, rope_slowdown, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax,
+                   write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
 from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
@@ -1740,22 +1740,6 @@ def test_16_bits_on_an_apple_gpu_need_a_torch_that_masks_them(dtype, monkeypatch
     assert choose_dtype(dtype, 'cpu') == dtype
     monkeypatch.setattr('torch.__version__', TorchVersion('2.13.0'))
     assert choose_dtype(dtype, 'mps') == dtype
-
-# kernel release, whether memory in growing segments is requested
-KERNELS = [('6.8.0-45-generic', True), ('5.15.153.1-microsoft-standard-WSL2', False), ('5.15.148-tegra', False)]
-
-@parametrize('kernel, asked', KERNELS)
-def test_memory_that_grows_is_asked_for_on_plain_linux_alone(kernel, asked, monkeypatch):
-    monkeypatch.setattr('sys.platform', 'linux')
-    monkeypatch.setattr('torch.version.cuda', '12.6')
-    monkeypatch.setattr('torch.__version__', TorchVersion('2.12.1'))
-    monkeypatch.setattr('platform.release', lambda: kernel)
-    monkeypatch.setattr('torch.cuda.set_device', lambda device: None)
-    monkeypatch.setattr('torch.set_float32_matmul_precision', lambda precision: None)
-    monkeypatch.delenv('PYTORCH_ALLOC_CONF', raising=False)
-    set_up('cuda:0')
-    assert ('PYTORCH_ALLOC_CONF' in os.environ) == asked
-    os.environ.pop('PYTORCH_ALLOC_CONF', None)
 
 # device | what it has, 'text' if it generates, 'compiled' if compiled | dtype
 TYPES = '''
