@@ -790,10 +790,7 @@ def import_config(folder):
     d = read_json(folder / 'config.json')
     kind = d.get('model_type')
     if kind == 'gpt_ablation':
-        try:
-            return GPTConfig(**d['gpt_config'])
-        except TypeError as e:          # Another version of GPTConfig wrote it
-            raise UserError(f'{folder}/config.json has other fields than GPTConfig ({e}); use another folder')
+        return GPTConfig(**d['gpt_config'])
     if kind not in FAMILIES:
         raise UserError(f'the architecture {kind!r} is not supported; use a model of one of {", ".join(FAMILIES)}')
     _, keys, values, fixed = FAMILIES[kind]

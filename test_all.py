@@ -1245,7 +1245,7 @@ def test_a_model_with_a_new_field_is_none_of_others(monkeypatch):
     assert [family(Longer(window=n)) for n in (0, 7)] == ['qwen3', 'gpt_ablation']
     config = save(small_gpt('no norm')) / 'config.json'
     change(config, '"gpt_config": {', '"gpt_config": {"height": 7,')
-    with user_error('other fields than GPTConfig .*height'):
+    with pytest.raises(TypeError, match='height'):
         find_folder(str(config.parent))
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
