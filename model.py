@@ -796,24 +796,19 @@ def import_config(folder):
     _, keys, values, fixed = FAMILIES[kind]
     d.setdefault('original_max_position_embeddings', d.get('max_position_embeddings'))
     for rope in d.get('rope_parameters'), d.get('rope_scaling'):        # If both exist, the second was added by hand
-        d = d | (rope or {})
+        d.update(rope or {})
         d['rope_type'] = d.pop('type', d.get('rope_type'))              # Older files use `type`
-    if {*(d.get('layer_types') or ())} - {'full_attention'}:
-        raise UserError('layer_types other than full_attention are not supported; use another model')
-    rope = LLAMA3 if d.get('rope_type') == 'llama3' else dict(rope_type='default', factor=1)
-    for name, value in (fixed | rope).items():
-        if d.get(name) not in (value, None):
-            raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}; use another model')
-    if 'mlp_bias' in keys and bool(d.get('attention_bias')) != bool(d.get('mlp_bias')):
-        raise UserError('attention_bias and mlp_bias that differ are not supported; use another model')
     found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
     lacking = [theirs for theirs, ours in keys.items() if ours in SIZES - found.keys()]
     if lacking:
         raise UserError(f'{folder}/config.json lacks {lacking[-1]}; add it')
     config = GPTConfig(**(values | found))
-    regular = [int(has_rope(config, i)) for i in range(config.n_layer)]
-    if (d.get('no_rope_layers') or regular)[:config.n_layer] != regular:
-        raise UserError('no_rope_layers at irregular layers are not supported; use another model')
+    rope = LLAMA3 if d['rope_type'] == 'llama3' else dict(rope_type='default', factor=1)
+    layers = dict(layer_types=['full_attention'] * config.n_layer,
+                  no_rope_layers=[int(has_rope(config, i)) for i in range(config.n_layer)])
+    for name, value in (fixed | rope | layers).items():
+        if d.get(name) not in (value, None):
+            raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}; use another model')
     return config
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template

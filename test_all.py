@@ -1507,9 +1507,6 @@ def test_a_gguf_file_that_cannot_be_written_leaves_nothing(small_bpe, monkeypatc
 
 # kind of model, unsupported setting, start of the error
 UNLIKE = [
-    ('Llama', dict(attention_bias=True), 'attention_bias and mlp_bias'),
-    ('Llama', dict(mlp_bias=True), 'attention_bias and mlp_bias'),
-    ('SmolLM3', dict(mlp_bias=True), 'attention_bias and mlp_bias'),
     ('SmolLM3', dict(no_rope_layers=[0, 1]), 'no_rope_layers'),
     ('SmolLM3', dict(no_rope_layers=[1, 0]), 'no_rope_layers'),       # every second layer, although the interval is 4
     ('SmolLM3', dict(use_sliding_window=True, sliding_window=8), 'use_sliding_window = True'),
@@ -1521,6 +1518,12 @@ UNLIKE = [
 def test_a_model_that_computes_something_else_is_refused_by_name(kind, setting, says):
     save_theirs(kind, **setting)
     with user_error(f'^{says}.* not supported'):
+        load_model('theirs')
+
+@parametrize('bias', ['attention_bias', 'mlp_bias'])
+def test_a_model_with_only_half_of_the_biases_is_refused(bias):
+    save_theirs('Llama', **{bias: True})
+    with user_error('do not match'):
         load_model('theirs')
 
 # file of a Llama | text in it | replacement
