@@ -737,9 +737,6 @@ GPT2_KEYS = dict(
     n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
 )
 
-# Fields that config.json must set in every family
-SIZES = {'vocab_size', 'block_size', 'n_layer', 'n_head', 'n_embd'}
-
 # Settings in config.json without a field of GPTConfig, and the only supported value of each
 LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)
 GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
@@ -799,9 +796,9 @@ def import_config(folder):
         d.update(rope or {})
         d['rope_type'] = d.pop('type', d.get('rope_type'))              # Older files use `type`
     found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
-    lacking = [theirs for theirs, ours in keys.items() if ours in SIZES - found.keys()]
-    if lacking:
-        raise UserError(f'{folder}/config.json lacks {lacking[-1]}; add it')
+    for name in ('block_size', 'n_head'):       # The weights' shapes do not show these
+        if name not in found:
+            raise UserError(f'{folder}/config.json lacks a key for {name}; add it')
     config = GPTConfig(**(values | found))
     rope = LLAMA3 if d['rope_type'] == 'llama3' else dict(rope_type='default', factor=1)
     layers = dict(layer_types=['full_attention'] * config.n_layer,

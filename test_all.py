@@ -1337,7 +1337,7 @@ def test_the_context_of_a_model_is_not_guessed(kind):
     for name in 'max_position_embeddings', 'n_ctx', 'n_positions':
         config.pop(name, None)
     write('theirs/config.json', json.dumps(config))
-    with user_error('theirs/config.json lacks (max_position_embeddings|n_positions); add it'):
+    with user_error('theirs/config.json lacks a key for block_size; add it'):
         find_folder('theirs')
 
 def test_parts_that_the_index_does_not_name_are_not_read():
