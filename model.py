@@ -820,10 +820,7 @@ def find_folder(name, say=print):
     if checkpoints(folder):
         folder = newest_intact(folder, say, to_resume=False)
     elif (folder / 'log.jsonl').exists():       # a run in its first steps
-        text = (folder / 'config.py').read_text(encoding='utf-8')
-        intervals = dict(re.findall(r'^(\w+)_interval = ([1-9]\d*)$', text, re.M))
-        first = intervals.get('save', intervals['eval'])
-        raise UserError(f'{folder} has no checkpoint yet; wait for the first one, at step {first}')
+        raise UserError(f'{folder} has no checkpoint yet; wait for the first one')
     elif not folder.is_dir():
         folder = download(name)
     if (folder / 'adapter_config.json').exists() and not (folder / 'config.json').exists():

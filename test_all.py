@@ -1706,11 +1706,9 @@ def test_a_wrong_name_of_a_model_is_one_error_before_weights_are_downloaded(hub)
             find_folder(name)
     assert not [*Path('cache/me/other').glob('*.safetensors')]
 
-@parametrize('save_interval, first', [(0, 500), (20, 20)])
-def test_a_run_in_its_first_steps_says_when_its_first_checkpoint_comes(save_interval, first):
+def test_a_run_in_its_first_steps_says_that_it_has_no_checkpoint_yet():
     write('r/log.jsonl')
-    write('r/config.py', f'eval_interval = 500\nsave_interval = {save_interval}\nlog_interval = 7\n')
-    with user_error(f'no checkpoint yet; .* at step {first}$'):
+    with user_error('no checkpoint yet'):
         find_folder('r')
 
 # -----------------------------------------------------------------------------
@@ -2999,7 +2997,7 @@ def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one():
     assert status_of(start_alone(f'train.py {options} --learning_rate=1e30 --grad_clip=0')) == 3
     assert 'no checkpoint' in refusal(f'train.py {options} --init_from=resume')
     for line in 'sample.py --out_dir=a', f'train.py {SMALL_RUN} --init_from=a', 'bench.py --what=diagnose --runs=a':
-        assert 'a has no checkpoint yet; wait for the first one, at step 500' in refusal(line)
+        assert 'a has no checkpoint yet; wait for the first one' in refusal(line)
     assert command(f'train.py {options} --max_iters=1') == 0          # nothing is lost if it begins again
 
 class SomeIds:
