@@ -826,8 +826,8 @@ def find_folder(name, say=print):
     if (folder / 'adapter_config.json').exists() and not (folder / 'config.json').exists():
         raise UserError(f"{folder} contains a LoRA adapter; merge it into its model with peft's merge_and_unload()")
     import_config(folder)           # Raises before any text is prepared for it
-    if any(folder.glob('pytorch_model*.bin')) and not any(folder.glob('model*.safetensors')):
-        raise UserError(f'{folder} has no model.safetensors; run: {conversion("AutoModelForCausalLM", folder)}')
+    if not any(folder.glob('model*.safetensors')):
+        raise UserError(f'{name} has no model.safetensors; run: {conversion("AutoModelForCausalLM", name)}')
     return folder
 
 def download(name):
