@@ -823,8 +823,6 @@ def find_folder(name, say=print):
         raise UserError(f'{folder} has no checkpoint yet; wait for the first one')
     elif not folder.is_dir():
         folder = download(name)
-    if (folder / 'adapter_config.json').exists() and not (folder / 'config.json').exists():
-        raise UserError(f"{folder} contains a LoRA adapter; merge it into its model with peft's merge_and_unload()")
     import_config(folder)           # Raises before any text is prepared for it
     if not any(folder.glob('model*.safetensors')):
         raise UserError(f'{name} has no model.safetensors; run: {conversion("AutoModelForCausalLM", name)}')
