@@ -855,31 +855,26 @@ def load_model(folder, **overrides):
         check_manifest(folder, to_resume=False)
     try:
         config = replace(import_config(folder), **overrides)
+        files = ['model.safetensors']
+        if not (folder / files[0]).exists():        # Files outside the index may be of an older model
+            files = set(read_json(folder / 'model.safetensors.index.json')['weight_map'].values())
         tensors = {}
-        files, index = [*folder.glob('model.safetensors')], folder / 'model.safetensors.index.json'
-        if not files and index.exists():        # Files outside the index may be of an older model
-            files = [folder / name for name in {*read_json(index)['weight_map'].values()}]
         for file in files:
-            for name, x in load_file(file).items():
-                if not name.endswith(NO_WEIGHTS):
-                    tensors[name] = x
+            tensors.update(load_file(folder / file))
+        tensors = {name: x for name, x in tensors.items() if not name.endswith(NO_WEIGHTS)}
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
         with torch.device('meta'):      # Names and shapes only: a bad file allocates nothing
             model = GPT(config)
-        model.saved_dtype = tensors['model.embed_tokens.weight'].dtype
-        for name in tensors:
-            tensors[name] = tensors[name].float()
-        if config.tie_weights:
-            embedding = tensors['model.embed_tokens.weight']
-            if not tensors.setdefault('lm_head.weight', embedding).equal(embedding):
-                raise UserError(f'the lm_head in {folder} differs from the embedding; set tie_word_embeddings to false '
-                                f'in config.json')
-            tensors['lm_head.weight'] = embedding
+        embedding = tensors['model.embed_tokens.weight']
+        model.saved_dtype = embedding.dtype
+        if config.tie_weights and not tensors.setdefault('lm_head.weight', embedding).equal(embedding):
+            raise UserError(f'the lm_head in {folder} differs from the embedding; set tie_word_embeddings to false in '
+                            f'config.json')
         for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
-        model.tie_and_tabulate()
+        model.float().tie_and_tabulate()
     except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'{folder}: config.json and model*.safetensors do not match, or are not a model of one of '
                         f'{", ".join(FAMILIES)} ({str(e)[:300]}); use another folder')
