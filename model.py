@@ -975,18 +975,17 @@ def newest_intact(run, say=print, to_resume=True):
 
 def write_gguf(path, model, tok, ends, dtype, folder):
     """
-    Writes a model of one of FAMILIES and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in
+    Writes a Llama, Qwen2, Qwen3 or GPT-2 and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in
     float32. The first of `ends`, if any, is the id that ends a text. folder: where the model came from. Raises
     UserError for other models and tokenizers.
     """
     import gguf
     c, kind = model.config, family(model.config)
     foreign = hasattr(tok, 'theirs')
-    # llama.cpp supports rope_factor only in a Llama, and SmolLM3 only with nope_every = 4 and without biases.
-    unknown = c.nope_every not in (0, 4) or (kind == 'smollm3' and c.bias) or (kind != 'llama' and c.rope_factor != 1)
-    if kind not in FAMILIES or unknown or not (foreign or getattr(tok, 'merges', None)):
-        raise UserError('only a Llama, Qwen2, Qwen3, SmolLM3 or GPT-2 that llama.cpp supports, with a BPE tokenizer, '
-                        'can be written to GGUF; use another model')
+    scaled = kind != 'llama' and c.rope_factor != 1         # llama.cpp scales rope only in a Llama
+    if kind not in ('llama', 'qwen2', 'qwen3', 'gpt2') or scaled or not (foreign or getattr(tok, 'merges', None)):
+        raise UserError('only a Llama, Qwen2, Qwen3 or GPT-2 that llama.cpp supports, with a BPE tokenizer, can be '
+                        'written to GGUF; use another model')
     if foreign:         # llama.cpp has its own code for each of these
         raise UserError(f'the tokenizer of {folder} was not made here; run: git clone --depth 1 '
                         f'https://github.com/ggml-org/llama.cpp && pip install transformers sentencepiece && python '
@@ -1007,7 +1006,7 @@ def write_gguf(path, model, tok, ends, dtype, folder):
         part = name.split('.')[-2]
         if part.startswith('c_'):       # Hugging Face stores GPT-2's as (in, out)
             x = x.t()
-        if kind in ('llama', 'smollm3') and part in heads:       # The two rows that rope rotates become neighbors
+        if kind == 'llama' and part in heads:       # The two rows that rope rotates become neighbors
             x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
         x = gguf.quants.quantize(x.float().numpy(), stored_as)
