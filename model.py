@@ -192,13 +192,12 @@ def rope_slowdown(freqs, factor):
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept + (1 - kept) / factor
 
-def rope_freqs(hs, theta):
-    """Returns theta^(-2i/hs) for each of the hs/2 pairs of a head."""
-    return theta ** -(torch.arange(0, hs, 2).float() / hs)
-
 def rope_angles(positions, hs, theta, factor=1.0):
-    """Returns cos and sin of position * frequency. factor: see rope_slowdown. positions (T,) -> (T, hs/2) each"""
-    freqs = rope_freqs(hs, theta)
+    """
+    Returns cos and sin of position * frequency, which is theta^(-2i/hs) for each of the hs/2 pairs of a head. factor:
+    see rope_slowdown. positions (T,) -> (T, hs/2) each
+    """
+    freqs = theta ** -(torch.arange(0, hs, 2).float() / hs)
     freqs = freqs * rope_slowdown(freqs, factor)        # multiplies by exactly 1 if factor is 1
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
@@ -973,29 +972,35 @@ def newest_intact(run, say=print, to_resume=True):
 # -----------------------------------------------------------------------------
 # GGUF, the format of llama.cpp and Ollama
 
+# GGUF's names for the fields of GPTConfig. llama.cpp ignores those that a kind of model does not use.
+GGUF_KEYS = dict(
+    context_length='block_size', block_count='n_layer', embedding_length='n_embd', feed_forward_length='d_ff',
+    head_count='n_head', head_count_kv='n_kv_head', key_length='head_dim', value_length='head_dim',
+    layer_norm_eps='norm_eps', layer_norm_rms_eps='norm_eps', rope_freq_base='rope_theta',
+)
+
 def write_gguf(path, model, tok, ends, dtype, folder):
     """
     Writes a Llama, Qwen2, Qwen3 or GPT-2 and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in
     float32. The first of `ends`, if any, is the id that ends a text. folder: where the model came from. Raises
-    UserError for other models and tokenizers.
+    UserError for other models, such as those with a rope_factor, and for other tokenizers.
     """
     import gguf
     c, kind = model.config, family(model.config)
-    foreign = hasattr(tok, 'theirs')
-    scaled = kind != 'llama' and c.rope_factor != 1         # llama.cpp scales rope only in a Llama
-    if kind not in ('llama', 'qwen2', 'qwen3', 'gpt2') or scaled or not (foreign or getattr(tok, 'merges', None)):
-        raise UserError('only a Llama, Qwen2, Qwen3 or GPT-2 that llama.cpp supports, with a BPE tokenizer, can be '
-                        'written to GGUF; use another model')
-    if foreign:         # llama.cpp has its own code for each of these
+    if hasattr(tok, 'theirs'):          # llama.cpp has its own code for each of these
         raise UserError(f'the tokenizer of {folder} was not made here; run: git clone --depth 1 '
                         f'https://github.com/ggml-org/llama.cpp && pip install transformers sentencepiece && python '
                         f'llama.cpp/convert_hf_to_gguf.py {shlex.quote(str(folder))} --outfile {shlex.quote(path)}')
+    if kind not in ('llama', 'qwen2', 'qwen3', 'gpt2') or c.rope_factor != 1 or not getattr(tok, 'merges', None):
+        raise UserError('only a Llama, Qwen2, Qwen3 or GPT-2 with a plain rope and a BPE tokenizer can be written to '
+                        'GGUF; use another model')
     if Path(path).exists() and not Path(path).is_file():
         raise UserError(f'{path} is a folder or a device; use the name of a file, such as --gguf=model.gguf')
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     unfinished = f'{path}.partial'
     w = gguf.GGUFWriter(unfinished, kind)
-    add_shape(w, c)
+    for key, field in GGUF_KEYS.items():
+        getattr(w, f'add_{key}')(getattr(c, field))
     add_tokens(w, tok, ends, c.vocab_size, gguf.TokenType)
 
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[dtype]
@@ -1019,21 +1024,6 @@ def write_gguf(path, model, tok, ends, dtype, folder):
         os.replace(unfinished, path)
     finally:
         Path(unfinished).unlink(missing_ok=True)        # It exists after an error, such as a full disk
-
-# GGUF's names for the fields of GPTConfig. llama.cpp ignores those that a kind of model does not use.
-GGUF_KEYS = dict(
-    context_length='block_size', block_count='n_layer', embedding_length='n_embd', feed_forward_length='d_ff',
-    head_count='n_head', head_count_kv='n_kv_head', key_length='head_dim', value_length='head_dim',
-    layer_norm_eps='norm_eps', layer_norm_rms_eps='norm_eps', rope_freq_base='rope_theta',
-)
-
-def add_shape(w, c):
-    """Adds the sizes of a model and Llama 3's rope slowdown to a GGUFWriter."""
-    for key, field in GGUF_KEYS.items():
-        getattr(w, f'add_{key}')(getattr(c, field))
-    if c.rope_factor != 1:
-        slowdown = rope_slowdown(rope_freqs(c.head_dim, c.rope_theta), c.rope_factor)
-        w.add_tensor('rope_freqs.weight', (1 / slowdown).numpy())
 
 def add_tokens(w, tok, ends, size, types):
     """Adds the tokenizer of a model with `size` ids, the last of which may have no token."""
