@@ -77,7 +77,7 @@ def next_logits(model, contexts, cache):
     """
     device, block_size = cache.lengths.device, model.config.block_size
     too_long = [context for context in contexts if len(context) > block_size]
-    keep = block_size if cache.empty else max(block_size // 2, 1)
+    keep = block_size if cache.empty else block_size // 2
     for context in too_long:
         del context[:-keep]
     if not cache.empty and not too_long:
