@@ -75,8 +75,8 @@ class GPTConfig:
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
         self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
-        usual = math.ceil(8 * self.n_embd / 3 / 64) * 64 if self.mlp == 'swiglu' else 4 * self.n_embd
-        self.d_ff = self.d_ff or usual
+        if not self.d_ff:
+            self.d_ff = math.ceil(8 * self.n_embd / 3 / 64) * 64 if self.mlp == 'swiglu' else 4 * self.n_embd
 
         check_range(vars(self), 1, math.inf, 'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd',
                     'head_dim', 'd_ff')
@@ -687,7 +687,8 @@ def to_gpt2(tensors):
             name = re.sub(ours, theirs, name)
         if 'lm_head.weight' not in tensors:         # mlx-lm wants no prefix; transformers wants one with untied heads
             name = name.removeprefix('transformer.')
-        x = x.t().contiguous() if '.c_' in name else x      # t() leaves a bias as it is
+        if '.c_' in name:       # t() leaves a bias as it is
+            x = x.t().contiguous()
         out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
 
@@ -697,7 +698,8 @@ def from_gpt2(tensors):
     for name, x in tensors.items():
         if not name.startswith(('transformer.', 'lm_head.')):
             name = f'transformer.{name}'
-        x = x.t().contiguous() if '.c_' in name else x
+        if '.c_' in name:
+            x = x.t().contiguous()
         for ours, theirs in GPT2_NAMES.items():
             name = name.replace(theirs, ours)
         if '[qkv]' in name:
