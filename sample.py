@@ -80,12 +80,12 @@ def next_logits(model, contexts, cache):
     keep = block_size if cache.empty else block_size // 2
     for context in too_long:
         del context[:-keep]
-    if not cache.empty and not too_long:
-        new = torch.tensor([context[-1:] for context in contexts], device=device)
-        return model.decode(new, cache)
-    idx = pad_sequence([torch.tensor(context, device=device) for context in contexts], batch_first=True)
-    lengths = torch.tensor([len(context) for context in contexts], device=device)
-    return model.prefill(idx, lengths, cache)
+    if cache.empty or too_long:
+        idx = pad_sequence([torch.tensor(context, device=device) for context in contexts], batch_first=True)
+        lengths = torch.tensor([len(context) for context in contexts], device=device)
+        return model.prefill(idx, lengths, cache)
+    new = torch.tensor([context[-1:] for context in contexts], device=device)
+    return model.decode(new, cache)
 
 @torch.no_grad()
 def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, **sampling):
