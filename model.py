@@ -796,6 +796,8 @@ def import_config(folder):
     for rope in d.get('rope_parameters'), d.get('rope_scaling'):        # If both exist, the second was added by hand
         d.update(rope or {})
         d['rope_type'] = d.pop('type', d.get('rope_type'))              # Older files use `type`
+    if 'mlp_bias' in keys and bool(d.get('attention_bias')) != bool(d.get('mlp_bias')):
+        raise UserError('attention_bias and mlp_bias that differ are not supported; use another model')
     found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
     for name in ('block_size', 'n_head'):       # The weights' shapes do not show these
         if name not in found:
@@ -933,11 +935,6 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card=
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)
         write_json(unfinished / MANIFEST, {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())})
-
-def replace_card(folder, card):
-    """Replaces the README.md of a checkpoint."""
-    write(folder / 'README.md', card)
-    write_json(folder / MANIFEST, read_json(folder / MANIFEST) | {'README.md': file_sha256(folder / 'README.md')})
 
 def remove_checkpoint(folder):
     """Removes a checkpoint, but renames it first, so that its remains do not look like one."""

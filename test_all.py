@@ -61,8 +61,8 @@ from configurator import Options, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
-                   keep_from, load_file, load_model, newest_intact, peak_flops, remove_checkpoint, replace_card,
-                   rope_angles, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax, write_gguf)
+                   keep_from, load_file, load_model, newest_intact, peak_flops, remove_checkpoint, rope_angles,
+                   save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax, write_gguf)
 from prepare import Shards, find_or_prepare
 from sample import generate
 from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
@@ -1496,6 +1496,9 @@ def test_a_gguf_file_that_cannot_be_written_leaves_nothing(small_bpe, monkeypatc
 
 # kind of model, unsupported setting, start of the error
 UNLIKE = [
+    ('Llama', dict(attention_bias=True), 'attention_bias and mlp_bias'),
+    ('Llama', dict(mlp_bias=True), 'attention_bias and mlp_bias'),
+    ('SmolLM3', dict(mlp_bias=True), 'attention_bias and mlp_bias'),
     ('SmolLM3', dict(no_rope_layers=[0, 1]), 'no_rope_layers'),
     ('SmolLM3', dict(no_rope_layers=[1, 0]), 'no_rope_layers'),       # every second layer, although the interval is 4
     ('SmolLM3', dict(use_sliding_window=True, sliding_window=8), 'use_sliding_window = True'),
@@ -1507,12 +1510,6 @@ UNLIKE = [
 def test_a_model_that_computes_something_else_is_refused_by_name(kind, setting, says):
     save_theirs(kind, **setting)
     with user_error(f'^{says}.* not supported'):
-        load_model('theirs')
-
-@parametrize('bias', ['attention_bias', 'mlp_bias'])
-def test_a_model_with_only_half_of_the_biases_is_refused(bias):
-    save_theirs('Llama', **{bias: True})
-    with user_error('do not match'):
         load_model('theirs')
 
 # file of a Llama | text in it | replacement
@@ -1560,9 +1557,6 @@ def test_a_folder_that_does_not_fit_is_one_error(name, old, new):
 def test_every_damage_to_a_checkpoint_is_named_and_the_older_one_is_used(capsys):
     older = save(small_gpt(), 'run/step_00000008')
     newer = save(small_gpt(), 'run/step_00000010')
-    replace_card(newer, 'another card')
-    load_model(newer)
-    assert not capsys.readouterr().err
     write(newer / 'README.md', 'license: mit')
     assert newest_intact('run') == newer
     assert 'run/step_00000010/README.md was changed or removed (its sha256 differs from ' in capsys.readouterr().err
