@@ -162,9 +162,10 @@ def all_files(path, above):
     elif path.is_symlink():
         raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; restore that, or remove the link')
 
-SPLITS = dict.fromkeys('train training trainset'.split(), 'train') | dict.fromkeys(
-    'val valid validation validate valset validset dev devset development eval evaluation heldout holdout testa '
-    'newsdev'.split(), 'val') | dict.fromkeys('test testing testset testb devtest newstest tst'.split(), 'test')
+SPLITS = dict.fromkeys('train training trainset'.split(), 'train')
+SPLITS |= dict.fromkeys('val valid validation validate valset validset dev devset eval evaluation heldout holdout '
+                        'testa newsdev'.split(), 'val')
+SPLITS |= dict.fromkeys('test testing testset testb devtest newstest tst'.split(), 'test')
 
 def split_of(name):
     """Returns the last split in a path, or '': split_of('my_test/a.txt') -> 'test', split_of('valData.tsv') -> 'val'"""

@@ -1929,7 +1929,7 @@ a.jsonl.gz b.jsonl | dev.jsonl | LICENSE README.md archive.tar.gz
 a.json b.json.gz | dev.json | index.csv
 a.txt b.txt | dev.txt | index.csv picture.png README.md
 train/test_x.txt training/b.txt | heldout-en/a.txt | test/the_train_ride.txt testing/a.txt
-a.txt | holdout/b.txt lambada_development_plain.txt newsdev2013.en | devtest/x.txt newstest2014.en testset.txt
+a.txt | holdout/b.txt newsdev2013.en | devtest/x.txt newstest2014.en testset.txt
 trainset.txt | eng.testa validset.txt | eng.testb tst2010.txt
 labeledTrainData.tsv unlabeledTrainData.tsv | valData.tsv | testData.tsv
 a.json-00000-of-00002 b.json-00001-of-00002.gz | dev.json.lzma | test.json
