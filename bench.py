@@ -150,7 +150,7 @@ def bench_train():
     seconds = measure(step, device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
-    print(f'run     | {total:.2g} tokens take about {total / rate / 3600:,.1f} hours')
+    print(f'run     | {total:.2g} tokens take about {train.duration(total / rate)}')
     if 'cuda' in device:
         predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
         most = torch.cuda.max_memory_allocated(device)
