@@ -856,9 +856,12 @@ class WordIds(dict):
 
 def in_order(tok):
     """Returns whether each token is made by one merge, of bytes or tokens made before, as in training."""
-    born = dict.fromkeys(tok.byte_ids, -1) | {id: rank for rank, id in enumerate(tok.made)}
-    ordered = all(born.get(a, rank) < rank > born.get(b, rank) for rank, (a, b) in enumerate(tok.ranks))
-    return ordered and len(born) == 256 + len(tok.made)
+    known = {*tok.byte_ids}
+    for pair, id in zip(tok.ranks, tok.made):
+        if id in known or not known.issuperset(pair):
+            return False
+        known.add(id)
+    return True
 
 # the ASCII members of classes of characters
 ASCII = {r'\p{L}': 'A-Za-z', r'\p{N}': '0-9', r'\s': r'\t-\r '}
