@@ -819,6 +819,7 @@ LONG_WORD = 500         # a word of more characters is faster with arrays
 LONG_TEXT = 3000        # a text of more characters is faster with arrays (150 us at this length)
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
+GONE = -2               # in place of an id where a token goes on
 BATCH = 1 << 14         # arrays joined at once, so that they stay in the processor's cache
 
 class Ragged:
@@ -888,7 +889,6 @@ class FastEncoder:
         self.separator = tok.byte_ids[0xff]
         self.byte_ids = np.array(tok.byte_ids[:0xfe] + [EDGE, EDGE], np.int32)
         self.made = np.array(tok.made, np.int32)
-        self.lengths = tok.token_bytes.size
         self.pairs = Index()        # of ids; the number of each is its rank + 1
         self.pairs.add(np.fromiter(chain.from_iterable(tok.ranks), np.uint64).reshape(-1, 2))
         self.byte_ranks = self.ranks_of(np.repeat(self.byte_ids, 256), np.tile(self.byte_ids, 256)).reshape(256, 256)
@@ -927,78 +927,67 @@ class FastEncoder:
     def ids_of_pieces(self, pieces, most=32):
         """
         Returns the ids of many pieces end to end, and the number of ids of each. A piece has a byte 0xfe between words.
-        Pieces of more than `most` bytes are cut, because merge_pieces takes a round for each of their merges.
+        Pieces of more than `most` bytes are cut, because merge takes a round for each of their merges.
         """
-        long = [i for i, piece in enumerate(pieces) if len(piece) > most]
-        ids, size = self.merge_pieces([piece if len(piece) <= most else b'' for piece in pieces])
+        long = {i: piece for i, piece in enumerate(pieces) if len(piece) > most}
+        ids, owner = self.merge([piece if len(piece) <= most else b'' for piece in pieces])
+        ids, owner = ids[ids >= 0], owner[ids >= 0]
         if long:
-            more, more_sizes = self.ids_of_long([pieces[i] for i in long], most)
-            owner = np.append(np.repeat(np.arange(len(pieces)), size), np.repeat(long, more_sizes))
+            more, more_owner = self.ids_of_long(long, most // 2)
+            owner = np.append(owner, more_owner)
             ids = np.append(ids, more)[np.argsort(owner, kind='stable')]
-            size[long] = more_sizes
-        return ids, size
+        return ids.astype(self.dtype), np.bincount(owner, minlength=len(pieces))
 
-    def ids_of_long(self, pieces, most):
+    def ids_of_long(self, pieces, half):
         """
-        Does the same with parts of `most` bytes that overlap by half. Where two parts have the same token, the second
-        takes over. The ids are right because BPE of any two neighbors' bytes gives these two, and the first merge
-        across a border of tokens would also occur in these two alone. If two parts share no token, all get longer.
+        Returns the ids of {number: piece}, and the number of the piece of each. Cuts the pieces into rows of `half`
+        bytes, and merges each row together with the next. So each row is in two parts. At the first token that both
+        have there, the second takes over. The ids are right because BPE of any two neighbors' bytes gives these two,
+        and the first merge across a border of tokens would also occur in these two alone. If two parts have no token in
+        common, all rows get longer.
         """
-        parts, owner, start, cut, at = [], [], [], [], 0
-        for i, piece in enumerate(pieces):
-            for word in piece.split(b'\xfe'):
-                for j in range(0, max(len(word) - most // 2, 1), most // 2):
-                    parts.append(word[j:j + most])
-                    owner.append(i)
-                    start.append(at + j)
-                    cut.append(-1 if j else at)         # where the part takes over
-                at += len(word)
-        ids, size = self.merge_pieces(parts)
-        part = np.repeat(np.arange(len(parts)), size)
-        end = np.cumsum(self.lengths[ids])
-        begin = end - self.lengths[ids] + (start - np.cumsum([0, *map(len, parts[:-1])]))[part]
-        tokens = begin << 32 | ids
-        order = np.argsort(tokens, kind='stable')
-        twin = order[np.flatnonzero(np.diff(tokens[order]) == 0)]       # in the first of two parts
-        cut = np.array([*cut, at])
-        cut[part[twin] + 1] = begin[twin]
-        if cut.min() < 0:
-            return self.ids_of_pieces(pieces, 2 * most)
-        kept = (begin >= cut[part]) & (begin < cut[part + 1])
-        return ids[kept], np.bincount(np.array(owner)[part[kept]], minlength=len(pieces))
+        size = [len(piece) // half + 1 for piece in pieces.values()]
+        rows = [piece.ljust(half * n, b'\xfe') for piece, n in zip(pieces.values(), size)]
+        raw = b'\xfe' * half + b''.join(rows) + b'\xfe' * half
+        ids, _ = self.merge([raw[i:i + 2 * half] for i in range(0, len(raw) - half, half)])
+        ids = ids.reshape(-1, 2 * half + 1)
+        first, second = ids[:-1, half:-1], ids[1:, :half]           # of each row, in both of its parts
+        common = (first == second) & (first != GONE)
+        after = np.logical_or.accumulate(common, axis=1)
+        if not after[:, -1].all():
+            return self.ids_of_long(pieces, 2 * half)
+        ids = np.where(after, second, first)
+        row, _ = np.nonzero(ids >= 0)
+        return ids[ids >= 0], np.repeat([*pieces], size)[row]
 
-    def merge_pieces(self, pieces):
+    def merge(self, pieces):
         """
-        Does the same without cutting, in a quarter of the time that Tokenizer.word_ids takes. A round merges the pair
-        of lowest rank in each piece; pieces without one are done. `ids` has the words end to end, with an EDGE after
-        each, `owner` the piece of each id, and `rank` the rank of its pair with the next id.
+        Merges pieces without cutting, in a quarter of the time that Tokenizer.word_ids takes. Returns an array with the
+        id of each token at the place of its first byte, GONE at its other places, and an EDGE after each word and
+        piece; and the number of the piece at each place. A round merges the pair of lowest rank in each piece; pieces
+        without one are done. `at` has the places that are left, and `rank` the rank of the pair that begins at each.
         """
         raw = np.frombuffer(b'\xff'.join([*pieces, b'']), np.uint8)
         ids = self.byte_ids[raw]
         rank = self.byte_ranks[raw, np.roll(raw, -1)]
-        owner = np.cumsum(raw == 0xff) - (raw == 0xff)
-        done = []
-        while len(ids):
+        owner = piece = np.cumsum(raw == 0xff) - (raw == 0xff)
+        at = np.arange(len(raw))
+        while True:
             lowest = np.full(len(pieces), NONE, np.uint32)
-            np.minimum.at(lowest, owner, rank)
-            lowest = lowest[owner]
+            np.minimum.at(lowest, piece, rank)
+            lowest = lowest[piece]
             going = lowest < NONE
-            if not going.all():
-                done.append((ids[~going], owner[~going]))
-                ids, owner, rank, lowest = ids[going], owner[going], rank[going], lowest[going]
-            at = every_other(np.flatnonzero(rank == lowest), 1)
-            ids[at] = self.made[rank[at]]
-            kept = np.ones(len(ids), bool)
-            kept[at + 1] = False
-            ids, owner, rank = ids[kept], owner[kept], rank[kept]
-            at -= np.arange(len(at))        # positions of the new ids now
-            near = np.append(at - 1, at)
-            rank[near] = self.ranks_of(ids[near], ids[near + 1])        # NONE next to an EDGE
-        ids, owner = map(np.concatenate, zip(*done))
-        inside = ids != EDGE
-        owner = owner[inside]
-        order = np.argsort(owner, kind='stable')
-        return ids[inside][order].astype(self.dtype), np.bincount(owner, minlength=len(pieces))
+            first = every_other(np.flatnonzero(going & (rank == lowest)), 1)
+            if not len(first):
+                return ids, owner
+            ids[at[first]] = self.made[rank[first]]
+            ids[at[first + 1]] = GONE
+            going[first + 1] = False
+            left = np.flatnonzero(going)
+            at, piece, rank = at[left], piece[left], rank[left]
+            first = np.cumsum(going)[first] - 1         # where the new ids are now
+            near = np.append(first - 1, first)
+            rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])        # NONE next to an EDGE
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
