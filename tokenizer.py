@@ -272,8 +272,9 @@ BLOCK = 1 << 21     # bytes per item of work for a process
 STREAM = 1 << 16    # bytes of a stream that are encoded at once
 SMALL = 2           # up to this many blocks, starting processes takes longer than it saves
 
-# Every pattern ends a word between a letter or digit and any other character. (?r) searches from the right.
-SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}])')
+# Every pattern ends a word between a letter or digit and any other character, except bytes that are not decoded (Cs).
+# (?r) searches from the right.
+SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}\p{Cs}])')
 
 def blocks(chunks, size, special_tokens=()):
     """Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes or more, cut where no token can cross."""
@@ -284,10 +285,9 @@ def blocks(chunks, size, special_tokens=()):
         rest += chunk
         if len(rest) < wanted:
             continue
-        raw = bytes(rest)
-        cut = find_cut(raw, len(raw) - longest, special)
+        cut = find_cut(rest, len(rest) - longest, special)
         if cut:
-            yield raw[:cut]
+            yield bytes(rest[:cut])
             del rest[:cut]
         wanted = max(size, 2 * len(rest))       # without a cut, do not search again for every chunk
     if rest:
@@ -295,14 +295,15 @@ def blocks(chunks, size, special_tokens=()):
 
 def find_cut(raw, sight, special):
     """
-    Returns the last position where bytes can be cut: a SAFE_CUT after all special tokens, else after the last of them,
-    else 0. A special token that begins after `sight` may be incomplete.
+    Returns a position where bytes can be cut: the last SAFE_CUT, if it is after all special tokens and not far from the
+    end, else the end of the last of them, else 0. A special token that begins after `sight` may be incomplete.
     """
     found = special.finditer(raw) if special else []
     cut = max([match.end() for match in found if match.start() <= sight], default=0)
-    text = raw[cut:max(cut, sight)].decode(errors='ignore')
+    sight = max(cut, sight)
+    text = raw[max(cut, sight - 1000):sight].decode(errors='surrogateescape')
     match = SAFE_CUT.search(text)
-    return cut + len(text[:match.start()].encode()) if match else cut
+    return sight - len(text[match.start():].encode(errors='surrogateescape')) if match else cut
 
 class NotUTF8(UserError):
     """A file is not text in UTF-8. offset: the position of error.object in the file, None if unknown."""
@@ -537,27 +538,16 @@ class Pieces:
         self.index = Index()
         self.long = {}
         self.all = [b'']
-        self.numbers(b'\xff', np.zeros(1, int))
+        self.numbers(b'\xff')
 
     def read(self, raw):
         """Returns the numbers of the pieces of UTF-8 bytes, in order. New pieces get the next numbers."""
-        numbers = [np.zeros(0, np.int32)]
-        at, end = 0, WINDOW
-        while at < len(raw):
-            while end < len(raw) and raw[end] & 0xC0 == 0x80:       # not inside a character
-                end += 1
-            window = raw[at:end]
-            begin = cuts(window, self.pattern)
-            if end < len(raw):          # the last piece may continue, so it is left to the next window
-                window = window[:begin[-1]]
-                begin = begin[:-1]
-            numbers.append(self.numbers(window, begin))
-            at += len(window)
-            end = at + max(WINDOW, 2 * (end - at))      # the rest may be a long piece
-        return np.concatenate(numbers)
+        parts = (raw[i:i + WINDOW] for i in range(0, len(raw), WINDOW))
+        return np.concatenate([np.zeros(0, np.int32), *map(self.numbers, blocks(parts, WINDOW))])
 
-    def numbers(self, window, begin):
-        """Returns the numbers of the pieces that begin at these positions."""
+    def numbers(self, window):
+        """Does the same for a part of a text."""
+        begin = cuts(window, self.pattern)
         size = np.diff(begin, append=len(window))
         end = begin + size
         next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # the 16 bytes from each position
