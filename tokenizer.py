@@ -854,15 +854,10 @@ def in_order(tok):
         known.add(id)
     return True
 
-# the ASCII members of classes of characters
-ASCII = {r'\p{L}': 'A-Za-z', r'\p{N}': '0-9', r'\s': r'\t-\r '}
-
 def ascii_form(pattern):
     """Returns the pattern for ASCII text in the syntax of `re`, which is twice as fast as regex."""
-    parts = re.split(r'(\[.*?\])', pattern)         # every second one is in brackets
-    for name, members in ASCII.items():
-        parts = [part.replace(name, members if i % 2 else f'[{members}]') for i, part in enumerate(parts)]
-    return ''.join(parts).replace(r'\S', r'[^\t-\r ]')
+    pattern = re.sub(r'\\p{L}(?=[^\[]*\])', 'A-Za-z', pattern)         # in brackets
+    return '(?a)' + pattern.replace(r'\p{L}', '[A-Za-z]').replace(r'\p{N}', r'\d')
 
 class FastEncoder:
     """
