@@ -388,10 +388,10 @@ def default_workers():
 # [say "it's"] becomes [say] [ "] [it] ['s] ["]. Only distinct pieces that may be several words (such as ['so], because
 # ['s] is a word) go to the pattern.
 
-# Classes of characters, with the members of those from LETTER on. A later class takes members from an earlier one:
-# BLANK is ASCII white space except spaces and line ends, and UNSURE is white space beyond ASCII.
-SEPARATOR, OTHER, LETTER, DIGIT, UNSURE, BLANK, SPACE, NEWLINE, APOSTROPHE = range(9)
-MEMBERS = r'\p{L}+', r'\p{N}+', r'\s+', r'[\t-\r]+', ' ', r'[\r\n]+', "'"
+# Classes of characters. From UNSURE on they have MEMBERS, and a later class takes members from an earlier one: UNSURE is
+# white space beyond ASCII; the others are blanks, the space, line ends, letters, digits and the apostrophe.
+SEPARATOR, OTHER, UNSURE = range(3)
+MEMBERS = r'\s+', r'[\t-\r]+', ' ', r'[\r\n]+', r'\p{L}+', r'\p{N}+', "'"
 
 @cache
 def class_tables():
@@ -401,7 +401,7 @@ def class_tables():
     """
     text = np.arange(0x110000, dtype='<u4').tobytes().decode('utf-32-le', 'surrogatepass')
     of_char = np.full(0x110000, OTHER, np.uint8)
-    for kind, members in enumerate(MEMBERS, LETTER):
+    for kind, members in enumerate(MEMBERS, UNSURE):
         for match in regex.finditer(members, text):
             of_char[match.start():match.end()] = kind
     return of_char, of_char[:128].tobytes() + bytes([SEPARATOR]) * 128
@@ -437,14 +437,13 @@ def cut_table(pattern):
     return table.tobytes()
 
 def classes(raw):
-    """Returns the class of each byte's character in UTF-8: classes(' aé'.encode()) -> [6, 2, 2, 2]"""
+    """Returns the class of each byte's character in UTF-8: classes(' aé'.encode()) -> [4, 6, 6, 6]"""
     of_char, of_byte = class_tables()
-    kinds = np.frombuffer(raw.translate(of_byte), np.uint8)
+    kinds = np.frombuffer(bytearray(raw.translate(of_byte)), np.uint8)
     if raw.isascii():
         return kinds
-    kinds = kinds.copy()
-    raw = np.frombuffer(raw, np.uint8)
-    places = np.flatnonzero((raw >= 128) & (raw < 255))
+    raw = np.frombuffer(raw, np.int8)
+    places = np.flatnonzero(raw < -1)           # bytes beyond ASCII, except 0xff
     code = np.frombuffer(raw[places].tobytes().decode().encode('utf-32-le'), '<u4')
     size = 2 + (code > 0x7FF) + (code > 0xFFFF)
     kinds[places] = np.repeat(of_char[code], size)
@@ -457,7 +456,7 @@ def cuts(raw, pattern):
     cut = np.frombuffer(neighbors.tobytes().translate(cut_table(pattern)), np.uint8)
     begins = np.ones(len(raw), bool)
     begins[1:] = cut & BETWEEN
-    begins[1:-1] |= (cut[1:] & BEFORE) > 0
+    begins[1:-1] |= cut[1:] >= BEFORE
     return np.flatnonzero(begins)
 
 def split_pieces(pieces, pattern):
