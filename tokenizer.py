@@ -308,14 +308,11 @@ def find_cut(raw, sight, special):
 class NotUTF8(UserError):
     """A file is not text in UTF-8. offset: the position of error.object in the file, None if unknown."""
     def __init__(self, name, error, offset):
-        raw, byte = error.object, error.object[error.start]
         where = '' if offset is None else f' at byte {offset + error.start}'
-        encoding = 'cp1252' if re.search(rb'[\x80-\x9f]', raw) else 'latin1'
-        if raw.startswith((b'\xff\xfe', b'\xfe\xff')):
-            encoding = 'utf-16'
-        if not raw[:error.start].isascii():         # a few damaged bytes, which -c drops
-            encoding = 'utf-8 -c'
-        super().__init__(f'{name} is not UTF-8: it has {byte:#04x}{where}; convert it, for example with iconv -f '
+        raw, start = error.object, error.start
+        # Valid characters beyond ASCII before the bad byte show that the text is damaged UTF-8; -c drops the damage.
+        encoding = 'cp1252' if raw[:start].isascii() else 'utf-8 -c'
+        super().__init__(f'{name} is not UTF-8: it has {raw[start]:#04x}{where}; convert it, for example with iconv -f '
                          f'{encoding} -t utf-8')
 
 def read_blocks(file, name, special_tokens=()):
