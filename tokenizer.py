@@ -12,7 +12,6 @@ into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on by
 same merges, earliest first. The first section does all of that in fifty lines. The core ends with Tokenizer. The
 code after it computes the same ids faster, trains on large texts, and reads and writes files.
 """
-import errno
 import json
 import multiprocessing
 import os
@@ -351,11 +350,9 @@ def parallel_map(function, items, workers):
             while waiting:
                 yield waiting.popleft().result()
     except OSError as e:
-        if e.errno != errno.EMFILE:
-            raise
         for process in multiprocessing.active_children():       # otherwise both processes would wait forever
             process.kill()
-        raise UserError(f'too many open files for {workers} workers; use --workers=1, or run ulimit -n 4096 first')
+        raise UserError(f'cannot use {workers} workers ({e}); use --workers=1, or run ulimit -n 4096 first')
 
 def set_work(function):
     """Runs once in each new process, so that the function (which may hold a tokenizer) is sent once, not per item."""
