@@ -3311,10 +3311,10 @@ def test_a_model_in_another_format_is_one_error_with_the_command_that_converts_i
                               ('vocab.json', 'tokenizer.json')])
 def test_a_tokenizer_in_another_format_is_one_error_with_the_command_that_converts_it(there, asked):
     write(f'x/{there}', '{}')
-    says = f'x/{there} has another format; .*from_pretrained."x"'
-    with user_error(says):
+    says = 'x/{} is missing or has another format; .*from_pretrained."x"'
+    with user_error(says.format(asked)):
         load_tokenizer(f'x/{asked}')
-    with user_error(says):
+    with user_error(says.format('tokenizer.json')):
         run_main(prepare, dataset='corpus.txt', tokenizer='x/tokenizer.json')
 
 def test_a_model_without_its_tokenizer_is_one_error():

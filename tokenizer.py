@@ -1030,10 +1030,10 @@ def load_tokenizer(path):
     first end in the files next to it. Raises UserError.
     """
     path = Path(path)
-    others = [path.with_name(name) for name in ('tokenizer.model', 'vocab.json') if path.with_name(name).exists()]
-    if path.suffix == '.model' or (others and not path.exists()):
-        raise UserError(f'{[path, *others][-1]} has another format; to get a tokenizer.json, run: pip install '
-                        f'transformers sentencepiece protobuf && {conversion("AutoTokenizer", path.parent)}')
+    if path.suffix == '.model' or not path.exists():
+        raise UserError(f'{path} is missing or has another format; to make a tokenizer.json from tokenizer.model or '
+                        f'vocab.json, run: pip install transformers sentencepiece protobuf && '
+                        f'{conversion("AutoTokenizer", path.parent)}')
     data = read_json(path)
     try:
         tok = read_tokenizer(data) or ForeignTokenizer(path)
