@@ -480,20 +480,14 @@ class Index:
         mixed = (keys[:, 1] * np.uint64(0xC2B2AE3D27D4EB4F) ^ keys[:, 0]) * np.uint64(0x9E3779B97F4A7C15)
         return (mixed >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
 
-    def differ(self, number, keys):
-        """Returns where a number is not 0 and its key differs from the given one."""
-        other = self.keys.take(number, axis=0) != keys
-        return np.flatnonzero((other[:, 0] | other[:, 1]) & (number != 0))
-
-    def find(self, keys):
-        """Returns the number of each key, 0 if it is missing."""
-        slot = self.hash(keys)
-        number = self.slots.take(slot)
-        other = self.differ(number, keys)
-        while len(other):                               # their slots hold other keys, so try the next ones
-            slot[other] = (slot[other] + 1) % len(self.slots)
-            number[other] = self.slots[slot[other]]
-            other = other[self.differ(number[other], keys[other])]
+    def find(self, keys, slot=None):
+        """Returns the number of each key, 0 if it is missing. slot: where to look first, if not at its hash."""
+        slot = self.hash(keys) if slot is None else slot
+        number = self.slots.take(slot, mode='wrap')
+        differs = self.keys.take(number, axis=0) != keys
+        other = np.flatnonzero((differs[:, 0] | differs[:, 1]) & (number != 0))
+        if len(other):          # their slots hold other keys, so try the next ones
+            number[other] = self.find(keys[other], slot[other] + 1)
         return number
 
     def add(self, keys):
