@@ -942,9 +942,10 @@ class FastEncoder:
         raw = np.frombuffer(b'\xff'.join([*pieces, b'']), np.uint8)
         ids = self.byte_ids[raw]
         rank = self.byte_ranks[raw, np.roll(raw, -1)]
-        owner = piece = np.cumsum(raw == 0xff) - (raw == 0xff)
+        owner = np.cumsum(raw == 0xff) - (raw == 0xff)
         at = np.arange(len(raw))
         while True:
+            piece = owner[at]
             lowest = np.full(len(pieces), NONE, np.uint32)
             np.minimum.at(lowest, piece, rank)
             lowest = lowest[piece]
@@ -956,7 +957,7 @@ class FastEncoder:
             ids[at[first + 1]] = GONE
             going[first + 1] = False
             left = np.flatnonzero(going)
-            at, piece, rank = at[left], piece[left], rank[left]
+            at, rank = at[left], rank[left]
             first = np.cumsum(going)[first] - 1         # where the new ids are now
             near = np.append(first - 1, first)
             rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])        # NONE next to an EDGE
