@@ -1120,13 +1120,12 @@ class ForeignTokenizer(BaseTokenizer):
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
             raise ValueError('a text does not come back from its ids')
 
-    def encode(self, text):
-        self.theirs.encode_special_tokens = False
+    def encode(self, text, special_is_text=False):
+        self.theirs.encode_special_tokens = special_is_text
         return self.theirs.encode(text, add_special_tokens=False).ids
 
     def encode_ordinary(self, text):
-        self.theirs.encode_special_tokens = True        # as any other text
-        return self.theirs.encode(text, add_special_tokens=False).ids
+        return self.encode(text, special_is_text=True)
 
     def encode_to_numpy(self, text):
         return np.array(self.encode(text), self.dtype)
