@@ -120,7 +120,8 @@ class BaseTokenizer:
         self.eot = self.special_ids.get(END_OF_TEXT)
         self.vocab_size = len(self.vocab)
         self.dtype = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
-        self.token_bytes = ragged_bytes([self.vocab[id] for id in range(self.vocab_size)])
+        tokens = [self.vocab[id] for id in range(self.vocab_size)]
+        self.token_bytes = Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
 
     def encode(self, text):
         """Returns the ids of a text as a list. Special tokens get their own ids; the longest match wins."""
@@ -816,9 +817,6 @@ class Ragged:
             shift = np.repeat(self.begin.take(part) - begin, size)
             parts.append(self.flat.take(shift + np.arange(len(shift))))
         return np.concatenate(parts)
-
-def ragged_bytes(tokens):
-    return Ragged(np.frombuffer(b''.join(tokens), np.uint8), [*map(len, tokens)])
 
 class WordIds(dict):
     """The ids of words, computed when they are first needed, for a limited number of words."""
