@@ -246,7 +246,6 @@ class WordTokenizer(BaseTokenizer):
     json_pattern = r'[\w\u200c\u200d&&[^²³¹¼-¾]]+|[\s\S]'     # the same in the regex of `tokenizers`
 
     def __init__(self, words, special_tokens=(END_OF_TEXT,)):
-        special_tokens = special_tokens or ()
         words = [word for word in dict.fromkeys(words) if word != UNKNOWN and word not in special_tokens]
         self.unknown = len(words)           # not a special token: no text can ask for it by name
         self.pattern = regex.compile(self.pattern_text)
@@ -567,7 +566,7 @@ class WordCounter:
     def __init__(self, pattern, special_tokens=()):
         self.pieces = Pieces(pattern)
         self.special = special_pattern(special_tokens, bytes)
-        self.counts = np.zeros(0, np.int64)
+        self.counts = np.zeros(2, int)          # 0 and the separator are known
 
     def __call__(self, raw):
         if self.special:
@@ -586,7 +585,7 @@ def add_counts(counted, pattern):
         pieces[process] += new
         counts[process] = so_far
     for process in pieces:
-        found = split_pieces(pieces[process][2:], pattern)      # without 0 and the separator
+        found = split_pieces(pieces[process], pattern)
         for piece, n in zip(found, counts[process][2:].tolist()):
             for word in piece.split(b'\xfe'):
                 total[word] += n
