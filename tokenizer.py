@@ -477,8 +477,8 @@ class Index:
 
     def hash(self, keys):
         """Returns the slot where to look for each key first: the upper bits of a product."""
-        mixed = (keys[:, 1] * np.uint64(0xC2B2AE3D27D4EB4F) ^ keys[:, 0]) * np.uint64(0x9E3779B97F4A7C15)
-        return (mixed >> np.uint64(65 - len(self.slots).bit_length())).view(np.int64)
+        mixed = (keys[:, 1] * 0xC2B2AE3D27D4EB4F ^ keys[:, 0]) * 0x9E3779B97F4A7C15
+        return (mixed >> 65 - len(self.slots).bit_length()).view(np.int64)
 
     def find(self, keys, slot=None):
         """Returns the number of each key, 0 if it is missing. slot: where to look first, if not at its hash."""
@@ -665,7 +665,7 @@ class Merging:
         self.ids[edges] = EDGE
         self.next = np.arange(1, len(self.ids) + 1)
         self.previous = self.next - 2
-        self.weight = np.repeat(np.array([0, *counts.values()], int), np.diff(edges, prepend=-1))
+        self.weight = np.repeat([0, *counts.values()], np.diff(edges, prepend=-1))
 
         # A merge at a place removes a token and adds at most two pairs, so this is room for all.
         n = len(self.ids)
@@ -891,7 +891,7 @@ class FastEncoder:
     def ranks_of(self, a, b):
         """Returns the rank of each pair of ids, or NONE."""
         number = self.pairs.find(np.stack([a, b], 1).astype(np.uint64))
-        return number.view(np.uint32) - np.uint32(1)        # 0 (missing) becomes NONE
+        return number.view(np.uint32) - 1        # 0 (missing) becomes NONE
 
     def ids_of_pieces(self, pieces, most=32):
         """
