@@ -294,15 +294,18 @@ def blocks(chunks, size, special_tokens=()):
 
 def find_cut(raw, sight, special):
     """
-    Returns a position where bytes can be cut: the last SAFE_CUT, if it is after all special tokens and not far from the
-    end, else the end of the last of them, else 0. A special token that begins after `sight` may be incomplete.
+    Returns the last position where bytes can be cut: a SAFE_CUT after all special tokens, else after the last of them,
+    else 0. A special token that begins after `sight` may be incomplete.
     """
     found = special.finditer(raw) if special else []
     cut = max([match.end() for match in found if match.start() <= sight], default=0)
     sight = max(cut, sight)
-    text = raw[max(cut, sight - 1000):sight].decode(errors='surrogateescape')
-    match = SAFE_CUT.search(text)
-    return sight - len(text[match.start():].encode(errors='surrogateescape')) if match else cut
+    for begin in max(cut, sight - 1000), cut:           # most texts have a cut near the end
+        text = raw[begin:sight].decode(errors='surrogateescape')
+        match = SAFE_CUT.search(text)
+        if match:
+            return sight - len(text[match.start():].encode(errors='surrogateescape'))
+    return cut
 
 class NotUTF8(UserError):
     """A file is not text in UTF-8. offset: the position of error.object in the file, None if unknown."""
@@ -382,8 +385,8 @@ def default_workers():
 # [say "it's"] becomes [say] [ "] [it] ['s] ["]. Only distinct pieces that may be several words (such as ['so], because
 # ['s] is a word) go to the pattern.
 
-# Classes of characters. From UNSURE on they have MEMBERS, and a later class takes members from an earlier one: UNSURE is
-# white space beyond ASCII; the others are blanks, the space, line ends, letters, digits and the apostrophe.
+# Classes of characters. From UNSURE on, they have MEMBERS, and a later class takes members from an earlier one. UNSURE
+# is white space beyond ASCII; the others are blanks, the space, line ends, letters, digits and the apostrophe.
 SEPARATOR, OTHER, UNSURE = range(3)
 MEMBERS = r'\s+', r'[\t-\r]+', ' ', r'[\r\n]+', r'\p{L}+', r'\p{N}+', "'"
 
