@@ -808,7 +808,7 @@ def import_config(folder):
                   no_rope_layers=[int(has_rope(config, i)) for i in range(config.n_layer)])
     for name, value in (fixed | rope | layers).items():
         if d.get(name) not in (value, None):
-            raise UserError(f'{name} = {d[name]!r} is not supported, only {value!r}; use another model')
+            raise UserError(f'{name} = {d[name]!r:.60} is not supported, only {value!r:.60}; use another model')
     return config
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template
