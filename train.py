@@ -888,7 +888,7 @@ def duration(seconds):
 def print_ending(run, final):
     """Prints the final evaluation and the next commands."""
     best = run.state['best']
-    print(f'\n{describe(final)} over {final["val_tokens"] / (len(run.val_data) - 1):.0%} of the split')
+    print(f'\n{describe(final)} over {final["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens')
     print(f'time            {duration(run.state["seconds"])}')
     print(f'checkpoint      {checkpoints(run.folder)[-1]}')
     if 0 < best['step'] < run.state['step']:
