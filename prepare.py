@@ -136,7 +136,7 @@ def real_files(root, seen):
     with several links counts once, preferably under a name that contains its split, else under its own.
     """
     own = [Path('out'), DOWNLOADS, *[path.parent for path in Path('data').glob('*/meta.json')]]       # not the user's
-    paths = all_files(Path(root), [folder.resolve() for folder in own])
+    paths = all_files(Path(root), [folder.resolve() for folder in own if folder != Path(root)])
     names = {path: path.relative_to(root).as_posix() for path in paths}
     found = {}
     for path in sorted(names, key=lambda path: (not split_of(names[path]), path.is_symlink(), path)):
@@ -475,7 +475,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     others wait. The text is not needed afterwards. Raises UserError if a folder was made from other text or settings.
     """
     folder = Path(dataset)
-    if any(folder.glob('train*.bin')):
+    if (folder / 'train_000.bin').exists() or (folder / 'train.bin').exists():
         made_with = config.defaults | read_meta(folder)
         refuse_unused({name: config[name] == made_with[name] for name in config if name not in ('dataset', 'workers')})
         return folder
@@ -574,7 +574,7 @@ def print_summary(meta, tok):
 def read_meta(folder):
     """Returns meta.json of a data folder, or one made for nanoGPT's folders (train.bin, val.bin), which lack it."""
     path = folder / 'meta.json'
-    if path.exists():
+    if path.exists() or not (folder / 'train.bin').exists():
         return read_json(path)
     ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20)
     is_wide = ids[1::2].max(initial=0) < 16 <= ids.max(initial=0)       # odd ones are the high halves of 32-bit ids
@@ -598,7 +598,7 @@ def check_data(folder, meta):
         for shard in shown(shards, 'checking'):
             file = folder / shard['name']
             stamp = stamp_of(file)
-            if stamp not in known:
+            if 'largest' not in known.get(stamp, {}):           # An older version wrote less
                 known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # A read-only folder is checked every time
                     cache.write_text(json.dumps(known))

@@ -2007,6 +2007,23 @@ a\tb\tc | \t
 a\n--\nb\r\n--\r\nc | \n--\n
 '''
 
+def test_a_folder_that_looks_like_data_is_one_error_or_text():
+    write('notes/a.txt', 'a few words')
+    write('notes/training_args.bin', 'of another program\0')
+    write('data/downloads/b.txt', 'put there by hand')
+    for folder, text in ('notes', 'a few words'), ('data/downloads', 'put there by hand'):
+        data = Prepared(folder, tokenizer='byte')
+        assert data.tok.decode(data.train + data.val) == text + END_OF_TEXT
+    os.remove('data/notes-byte/meta.json')
+    with user_error('cannot read .*meta.json'):
+        find_or_prepare('data/notes-byte', 'byte')
+
+def test_a_cut_far_from_the_end_is_found():
+    word = b'a' * 9999 + b' '
+    found = [*tokenizer.blocks([word * 2 + b'a' * 5000] * 40, 20_000)]
+    assert b''.join(found) == (word * 2 + b'a' * 5000) * 40
+    assert max(map(len, found)) < 60_000
+
 @parametrize('text, typed', rows(SEPARATORS))
 def test_a_separator_is_found_with_either_line_ends_and_as_it_is_typed(text, typed):
     write('s.txt', text.encode().decode('unicode_escape'))
