@@ -283,8 +283,9 @@ class Optimizer(torch.optim.Optimizer):
         self.t += 1
         # Rules that draw random numbers (none here does) would draw the same ones in all processes.
         torch.manual_seed((seed * 1_000_003 + self.t) % 2 ** 63)
+        params = dict(self.model.named_parameters())
         for name, w in self.weights.items():
-            assert self.model.get_parameter(name).data_ptr() == w.data_ptr(), f'{name} moved; make a new Optimizer'
+            assert params[name].data_ptr() == w.data_ptr(), f'{name} moved; make a new Optimizer'
         for group in self.groups:
             group_lr = self.on_device(lr) * group.lr_scale
             biases = [self.on_device(1 - beta ** self.t) for beta in group.betas]
