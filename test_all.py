@@ -1708,6 +1708,7 @@ def test_the_device_is_what_there_is(gpus, mps, want, monkeypatch):
 @parametrize('version, says', [(None, True), ('12.6', False)])
 def test_a_torch_for_cpus_is_named_where_an_nvidia_gpu_is(version, says, monkeypatch, capsys):
     monkeypatch.setattr('torch.version.cuda', version)
+    monkeypatch.setattr('shutil.which', lambda name: None)
     choose_device('auto')
     assert not capsys.readouterr().err
     monkeypatch.setattr('shutil.which', lambda name: name == 'nvidia-smi')
