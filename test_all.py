@@ -1780,9 +1780,9 @@ def test_compiling_needs_its_tools_and_enough_to_do(device, lacks, can, monkeypa
     for fast in True, False:        # without fast bfloat16, compiling pays sooner
         monkeypatch.setattr('model.has_fast_bfloat16', lambda: fast)
         assert choose_compile('auto', device, flops=2e13) == (can == 'yes' and device == 'cpu' and not fast)
-    for flops, peak in (2e16, 989e12), (4e16, 989e12), (1e15, 65e12), (4e15, 65e12):        # pays if > 30 s at peak
+    for flops, peak in (4e15, 989e12), (6e15, 989e12), (2e14, 65e12), (6e14, 65e12):        # pays if > 5 s at peak
         monkeypatch.setattr('model.peak_flops', lambda device: peak)
-        assert choose_compile('auto', device, flops) == (can == 'yes' and (device == 'cpu' or flops > 30 * peak))
+        assert choose_compile('auto', device, flops) == (can == 'yes' and (device == 'cpu' or flops > 5 * peak))
     if can == 'yes':
         assert choose_compile(True, device)
     else:
