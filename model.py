@@ -494,10 +494,12 @@ class GPT(nn.Module):
         x = self.run_layers(idx)
         if targets is None:
             return self.logits(x)
-        # Keep the padding, because a GPU reads unaligned rows slowly. Label smoothing needs self.logits(x) instead.
+        # Keep the padding, because a GPU reads unaligned rows slowly. Fill it with a mask: for a slice, torch 2.11
+        # compiles more passes over the logits. Label smoothing needs self.logits(x) instead.
         logits = upcast(self.lm_head(x))
         if self.padding:
-            logits[..., self.config.vocab_size:] = float('-inf')
+            ids = torch.arange(logits.size(-1), device=logits.device)
+            logits.masked_fill_(ids >= self.config.vocab_size, float('-inf'))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
 
     def prefill(self, idx, lengths, cache):
