@@ -298,8 +298,8 @@ def forward_flops(c):
 def memory(c, B, dtype):
     """
     Returns the bytes at the peak of an AdamW step of B sequences, by part, not compiled and without dropout. For the
-    backward pass, a matmul keeps its input, and its weight if that was cast. A norm keeps its input, and its output
-    before the weight, both in float32. Attention keeps q, k, v, its output, and the scores if they are written out.
+    backward pass, a matmul keeps its input, and its weight if that was cast. A norm keeps its input in float32 (before
+    torch 2.9, RMSNorm also its output). Attention keeps q, k, v, its output, and the scores if they are written out.
     Value embeddings keep about 1% of the total, which is left out.
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
@@ -311,7 +311,7 @@ def memory(c, B, dtype):
     kv_heads = c.n_kv_head if c.attention == 'naive' else c.n_head      # fused attention repeats them
 
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
-                     'norms': tokens * 8 * normed,
+                     'norms': tokens * 4 * normed,
                      'attention': tokens * L * w * (C + 2 * (c.n_head + kv_heads) * c.head_dim),
                      'mlp': tokens * L * w * (C + hidden * c.d_ff),
                      'lm_head and loss': tokens * (w * C + 4 * c.vocab_size),

@@ -236,26 +236,23 @@ class Embedding(nn.Module):
         return F.embedding(idx, self.weight)       # weight[idx], with a faster backward
 
 class RMSNorm(nn.Module):
-    """Computes x / rms(x) * weight."""
+    """Computes x / sqrt(mean(x^2) + eps) * weight."""
     def __init__(self, d, eps):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(d)), eps
 
     def forward(self, x):
-        f = upcast(x)
-        f = f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (f * self.weight).to(x.dtype)
+        return F.rms_norm(upcast(x), self.weight.shape, upcast(self.weight), self.eps).to(x.dtype)
 
 class LayerNorm(RMSNorm):
-    """Computes (x - mean) / std * weight + bias (arXiv:1607.06450)."""
+    """Computes (x - mean) / sqrt(variance + eps) * weight + bias (arXiv:1607.06450)."""
     def __init__(self, d, eps, bias):
         super().__init__(d, eps)
-        self.bias = nn.Parameter(torch.zeros(d)) if bias else 0.0
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
 
     def forward(self, x):
-        f = upcast(x)
-        f = super().forward(f - f.mean(-1, keepdim=True)) + self.bias
-        return f.to(x.dtype)
+        b = None if self.bias is None else upcast(self.bias)
+        return F.layer_norm(upcast(x), self.weight.shape, upcast(self.weight), b, self.eps).to(x.dtype)
 
 def make_norm(config):
     if config.norm == 'rms':
