@@ -2481,6 +2481,12 @@ def test_a_rule_draws_the_same_numbers_in_all_processes_and_others_at_each_step(
     assert drawn[:half] == drawn[half:]
     assert len({*drawn}) == half
 
+def test_a_group_whose_second_moments_are_missing_is_not_updated_in_part():
+    optimizer = make_optimizer(small_gpt(), 'momentum')
+    optimizer.piece, optimizer.v = 100, optimizer.v[:0]
+    with pytest.raises(ValueError, match='zip'):
+        optimizer.step(0.1)
+
 def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value():
     model = small_gpt()
     optimizer = make_optimizer(model, 'adamw')

@@ -295,7 +295,8 @@ class Optimizer(torch.optim.Optimizer):
     def pieces(self, group):
         """Returns p, g, m and v of a group in pieces for its rule: for muon, as matrices, with an empty v."""
         shape = self.weights[group.names[0]].shape[-2:] if group.rule == 'muon' else ()
-        return zip(*[x[group.part].view(-1, *shape).split(self.piece) for x in (self.p, self.g, self.m, self.v)])
+        parts = [x[group.part].view(-1, *shape).split(self.piece) for x in (self.p, self.g, self.m, self.v)]
+        return zip(*parts, strict=True)         # Without strict, a group that lacks v would lose all but one piece
 
     def on_device(self, number):
         """Returns a number as a tensor, because a compiled rule would be compiled again for every new number."""
