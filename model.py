@@ -90,12 +90,12 @@ class GPTConfig:
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs, but head_dim (or n_embd / n_head) = {self.head_dim}; make it even')
 
-# Fields that are not saved, because a trained model computes the same without them. If you change what a model
-# computes, add a field: otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
+# Fields that are not saved: they add no weights, and a trained model computes the same without them. If you change what
+# a model computes, add a field: otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
 TRAINING_FIELDS = 'dropout', 'attention'
 
-# The fields of other models, written out so that the defaults above may change. If you add a field, its default must
-# mean "without it", because these do not list it. GPTConfig(**GPT2) has 124,439,808 parameters.
+# The fields of other models, written out so that the defaults above may change. Add a new field to SHARED, with the
+# value that means "without it". GPTConfig(**GPT2) has 124,439,808 parameters.
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qkv_bias=False, nope_every=0, qk_norm=False,
               norm_position='pre', value_embeds=False)
 GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
@@ -478,9 +478,10 @@ class GPT(nn.Module):
             x = layer(x, info)
         return self.model.norm(x)
 
-    def logits(self, x):
-        """Returns the logits in float32, without padding. x (..., n_embd) -> (..., vocab_size)"""
-        return upcast(self.lm_head(x))[..., :self.config.vocab_size]
+    def logits(self, x, padded=False):
+        """Returns the logits in float32. x (..., n_embd) -> (..., vocab_size), or (..., rows of lm_head) if padded"""
+        logits = upcast(self.lm_head(x))
+        return logits if padded else logits[..., :self.config.vocab_size]
 
     def forward(self, idx, targets=None):
         """
@@ -492,8 +493,8 @@ class GPT(nn.Module):
         if targets is None:
             return self.logits(x)
         # Keep the padding, because a GPU reads unaligned rows slowly. Fill it with a mask: for a slice, torch 2.11
-        # compiles more passes over the logits. Label smoothing needs self.logits(x) instead.
-        logits = upcast(self.lm_head(x))
+        # compiles more passes over the logits. Label smoothing needs logits without padding.
+        logits = self.logits(x, padded=True)
         if self.padding:
             ids = torch.arange(logits.size(-1), device=logits.device)
             logits.masked_fill_(ids >= self.config.vocab_size, float('-inf'))
