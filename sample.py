@@ -105,10 +105,9 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
     for i in range(max_new_tokens):
         logits = next_logits(model, contexts, cache)[:, :vocab_size]
         ids = draw(*next_token_probs(logits, **sampling), u[i]).tolist()
-        ended.update(b for b, id in enumerate(ids) if id in ends)
-        for b in ended:
-            ids[b] = ends[0]
+        ids = [ends[0] if b in ended else id for b, id in enumerate(ids)]
         yield ids
+        ended.update(b for b, id in enumerate(ids) if id in ends)
         if len(ended) == len(contexts):
             return
         for context, id in zip(contexts, ids):

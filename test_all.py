@@ -3214,7 +3214,7 @@ def test_a_text_ends_at_its_stop_token_and_the_batch_with_its_last_text():
     free = draws(model, [[0]], 60)[0]
     ends = [free[9], free[3]]
     end = min(map(free.index, ends)) + 1
-    ended = [*free[:end - 1], ends[0]]
+    ended = free[:end]
     assert draws(model, [[0]], 60, ends=ends) == [ended]
     first, second = draws(model, [[0], [1]], 60, ends=ends)
     assert first[:end] == ended
