@@ -261,8 +261,8 @@ class Optimizer(torch.optim.Optimizer):
     def evaluating(self):
         """
         Context for evaluating, sampling, saving and restoring, in which all processes have the weights of the first
-        and dropout is off. To evaluate and save averaged weights, keep the average in `tensors`, and swap its values
-        with p's before and after the yield.
+        and dropout is off. To evaluate and save averaged weights, keep the average (at first a copy of p) in `tensors`,
+        and swap its values with p's before and after the yield.
         """
         self.synchronize()          # another GPU may have used another kernel, and be off by an ulp
         self.model.eval()
@@ -527,16 +527,17 @@ def load_state(folder):
 def restore(folder, opt, scaler):
     """
     Fills the optimizer and the scaler from a checkpoint. Tensors that it lacks (added by you) keep their values. Raises
-    UserError if it was trained with another optimizer or other frozen weights.
+    UserError if it was trained with another optimizer or other trainable weights.
     """
     state = load_state(folder)
     [path] = folder.glob('training.*tensors')           # older runs have training.safetensors
     found = load_file(path)
     needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
+    odd = (needed - found.keys()) | (found.keys() - opt.tensors.keys())
     before = state['options']['optimizer']
-    if before != optimizer or not needed <= found.keys() <= opt.tensors.keys():
-        raise UserError(f'{folder} was trained with --optimizer={before} or other frozen weights; repeat that, or '
-                        f'start a new run with --init_from={folder}')
+    if before != optimizer or odd:
+        what = f'other weights ({", ".join(sorted(odd)[:3])})' if before == optimizer else f'--optimizer={before}'
+        raise UserError(f'{folder} was trained with {what}; repeat that, or start a new run with --init_from={folder}')
     with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
