@@ -458,8 +458,9 @@ class GPT(nn.Module):
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
         # Without a mask, attention is causal, the fastest case. For another mask, or for numbers to add to the scores,
-        # set mask (B or 1, nh or 1, T, S) in both branches; S is cache.size or T. For a mask of some layers only,
-        # add a field to PassInfo and let Attention select it by self.layer.
+        # set mask (B or 1, nh or 1, T, S) in both branches; S is cache.size or T. If it depends on ids, store them in
+        # the cache, because decode gets only the latest. For a mask of some layers only, add a field to PassInfo and
+        # let Attention select it by self.layer.
         if decode:
             positions = cache.lengths[:, None]
             mask = causal_mask(positions, cache.size)
