@@ -151,7 +151,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     rows = q.reshape(*k.shape[:-2], -1, hs)         # Query heads that share keys are stacked in one matrix
     att = (rows @ k.mT / math.sqrt(hs)).view(*heads, T, S)
     if mask is not None:
-        att = att.masked_fill(~mask, float('-inf')) if mask.dtype == torch.bool else att + mask
+        att = torch.where(mask, att, float('-inf')) if mask.dtype == torch.bool else att + mask
     # Use torch's softmax: with the one above, autograd would also differentiate the maximum, needlessly.
     att = F.dropout(F.softmax(upcast(att), -1).to(v.dtype), dropout)
     return (att.view(*rows.shape[:-1], S) @ v).view(*heads, T, -1)
