@@ -921,8 +921,6 @@ def main():
         run = start(out, device)
         train(run)
         finish(run)
-    if WORLD_SIZE > 1:
-        dist.destroy_process_group()        # otherwise NCCL prints a warning
 
 def start(out, device):
     """Returns the Run in the folder out, which resumes a checkpoint or starts from another model or a new one."""
