@@ -35,8 +35,8 @@ top_k = 0               # draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # draw only from the likeliest tokens that together have this probability
 seed = 1337             # same seed, device and options: same text
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16. On a CPU, all but the matrices may stay float32; in
-                        # a GGUF file they do, and auto is float16
+dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16). On a CPU and in GGUF, it may
+                        # apply to matrices only
 compile = False         # generate faster, after half a minute or more of compiling
 gguf = ''               # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
@@ -72,12 +72,12 @@ def draw(probs, ids, u):
 def next_logits(model, contexts, cache):
     """
     Returns the logits (B, vocab_size) of the token after each context (a list of ids). Row i of the cache is empty or
-    holds text i without its last id. A context longer than block_size is cut: at first to block_size,
-    later to half of it, so that the cache is refilled only every block_size / 2 tokens.
+    holds text i without its last id. A context longer than block_size is cut in place: at first to block_size, later
+    to half of it, so that a single text refills the cache only every block_size / 2 tokens.
     """
     device, block_size = cache.lengths.device, model.config.block_size
     too_long = [context for context in contexts if len(context) > block_size]
-    keep = block_size if cache.empty else block_size // 2
+    keep = block_size if cache.empty else max(block_size // 2, 1)
     for context in too_long:
         del context[:-keep]
     if cache.empty or too_long:

@@ -3199,6 +3199,11 @@ def test_generation_is_the_plain_loop_past_the_context(name, block_size):
         want = plain_generate(model, prompt, 40)
         assert draws(model, [prompt], 40, temperature=0) == [want]
 
+def test_a_bigram_model_generates():
+    model = small_gpt(block_size=1)
+    ids = [3, *draws(model, [[3]], 5, temperature=0)[0]]
+    assert ids[1:] == model(torch.tensor(ids[:-1])[:, None])[:, 0].argmax(-1).tolist()
+
 @parametrize('options', [{}, dict(top_k=20, top_p=0.8)])
 def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(options):
     model = small_gpt()
