@@ -57,7 +57,7 @@ class GPTConfig:
     head_dim: int = 0               # size of each query, key and value (0: n_embd / n_head)
     d_ff: int = 0                   # MLP width (0: 4 n_embd; for swiglu 8/3 n_embd, rounded up to a multiple of 64)
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0        # divides low frequencies of rope by this, as Llama 3 does (8 in 3.1, 32 in 3.2)
+    rope_factor: float = 1.0        # divides low frequencies of rope by this (8 in Llama 3.1, 32 in 3.2)
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
@@ -104,7 +104,7 @@ LLAMA = dict(SHARED, norm_eps=1e-6, bias=False, tie_weights=False, norm='rms', p
 
 # -----------------------------------------------------------------------------
 # Functions, written out. Only the tests call softmax, silu, gelu and cross_entropy, because the layers use torch's
-# faster ones. Attention uses the faster of its two versions.
+# faster ones.
 
 def upcast(x):
     """Returns x in float32, or unchanged if it is float64. Norms, softmax and the loss are computed in that dtype."""
@@ -166,7 +166,7 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     dtype, group = q.dtype, q.size(-3) // k.size(-3)
     if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-    if q.device.type == 'cpu':          # A CPU's backward pass is 5 times as fast in float32 as in 16 bits
+    if q.device.type == 'cpu':          # Up to 5 times as fast in the backward pass as 16 bits
         q, k, v = upcast(q), upcast(k), upcast(v)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
@@ -322,7 +322,7 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         attend = fused_attention
-        if c.attention == 'naive' or info.decode:        # torch's kernels are slower for a single query
+        if c.attention == 'naive' or info.decode:        # torch's kernels are slower for one query of grouped heads
             attend = scaled_dot_product_attention
         y = attend(q, k, v, info.mask, info.mask is None, c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
@@ -394,10 +394,9 @@ class KVCache:
 
 def tied_std(config):
     """
-    Returns the standard deviation of an embedding that is also the head. It is chosen so that a new model's loss is
-    just above log(vocab_size), the loss of a uniform guess. Blocks add nothing at first, and the last norm
-    divides the embedding by its std, so a token's logit for itself is about n_embd * std, and the others are near 0.
-    If that logit is log(1 + vocab_size / 12), the loss starts about log(1 + 1/12) above log(vocab_size).
+    Returns the standard deviation of an embedding that is also the head. A new model's logit of the input token is
+    about n_embd * std, because its blocks add nothing, and the others are near 0. At log(1 + vocab_size / 12), the loss
+    starts about log(1 + 1/12) above log(vocab_size), that of a uniform guess.
     """
     return min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
 
@@ -493,8 +492,8 @@ class GPT(nn.Module):
         x = self.run_layers(idx)
         if targets is None:
             return self.logits(x)
-        # Keep the padding, because a GPU reads unaligned rows slowly. Fill it with a mask: for a slice, torch 2.11
-        # compiles more passes over the logits. Label smoothing needs logits without padding.
+        # Keep the padding, because a GPU reads unaligned rows slowly, but mask it: torch 2.11 compiles a slice to more
+        # passes. Label smoothing needs logits without padding.
         logits = self.logits(x, padded=True)
         if self.padding:
             ids = torch.arange(logits.size(-1), device=logits.device)
