@@ -71,7 +71,7 @@ seed = 1                # seeds the weights, the data order and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens; on a GPU, 4,096 to 65,536)
-optimizer = 'muon'      # muon (adamw for all but the matrices in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
+optimizer = 'muon'      # muon (adamw for all but the linear layers in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
 learning_rate = 6e-3    # highest rate, reached after warmup_iters
 adamw_scale = 4.0       # with muon: rate multiplier for the head, norms, biases and learned positions
 embed_scale = 20.0      # with muon: rate multiplier for value embeddings, and token embeddings unless tied
@@ -151,15 +151,15 @@ def orthogonalize(x, dtype):
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(dtype)
     for _ in range(5):
         s = x @ x.mT
-        # x = 3.4445 x + (-4.7750 s + 2.0315 s s) x. On a CPU, baddbmm is twice as fast as @.
+        # x = 3.4445 x + (-4.7750 s + 2.0315 s s) x, in fewer passes over memory
         s = torch.baddbmm(s, s, s, beta=-4.7750, alpha=2.0315)
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
 def muon(p, g, lr, decay, m, *_, dtype):
     """
-    Moves matrices p (n, a, b) against their orthogonalized Nesterov momentum, about as far as AdamW would go
-    (arXiv:2502.16982, equation 4), so that both can share a learning rate and a weight decay.
+    Moves matrices p (n, a, b) against their orthogonalized Nesterov momentum, about as far as AdamW would go at the
+    same rate (arXiv:2502.16982, equation 4).
     """
     m.lerp_(g, 0.05)
     direction = orthogonalize(g.lerp(m, 0.95), dtype)
@@ -185,19 +185,19 @@ def make_groups(params, tied):
     """
     matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
-    row = partial(Group, rule=optimizer, betas=(beta1, beta2), eps=adam_eps)
+    group = partial(Group, rule=optimizer, betas=(beta1, beta2), eps=adam_eps)
     if optimizer != 'muon':
-        return [row(matrices, decay=weight_decay), row(vectors)]
+        return [group(matrices, decay=weight_decay), group(vectors)]
 
-    adamw_row = partial(row, rule='adamw', lr_scale=adamw_scale)
-    tables = [name for name in matrices if 'embed_values' in name or ('embed_tokens' in name and not tied)]
-    in_blocks = [name for name in matrices if '.layers.' in name and name not in tables]
-    others = [name for name in params if name not in in_blocks + tables]
+    adamw_group = partial(group, rule='adamw', lr_scale=adamw_scale)
+    embeddings = [name for name in matrices if 'embed_values' in name or ('embed_tokens' in name and not tied)]
+    in_blocks = [name for name in matrices if '.layers.' in name and name not in embeddings]
+    others = [name for name in params if name not in in_blocks + embeddings]
     by_shape = defaultdict(list)
     for name in in_blocks:
         by_shape[params[name].shape].append(name)
-    return [adamw_row(others), adamw_row(tables, lr_scale=embed_scale),
-            *[row(by_shape[shape], decay=weight_decay) for shape in sorted(by_shape)]]
+    return [adamw_group(others), adamw_group(embeddings, lr_scale=embed_scale),
+            *[group(by_shape[shape], decay=weight_decay) for shape in sorted(by_shape)]]
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -296,7 +296,7 @@ class Optimizer(torch.optim.Optimizer):
         """Returns p, g, m and v of a group in pieces for its rule: for muon, as matrices, with an empty v."""
         shape = self.weights[group.names[0]].shape[-2:] if group.rule == 'muon' else ()
         parts = [x[group.part].view(-1, *shape).split(self.piece) for x in (self.p, self.g, self.m, self.v)]
-        return zip(*parts, strict=True)         # Without strict, a group that lacks v would lose all but one piece
+        return zip(*parts, strict=True)         # An empty v is one piece, which is enough only for muon
 
     def on_device(self, number):
         """Returns a number as a tensor, because a compiled rule would be compiled again for every new number."""
@@ -383,9 +383,7 @@ def training_step(model, opt, scaler, batches, sequences, lr):
     return dict(loss=total, grad_norm=grad_norm)
 
 def make_scaler(device, dtype):
-    """
-    Returns a loss scaler for float16, in which many gradients would underflow. It does nothing for other dtypes.
-    """
+    """Returns a loss scaler for float16, in which many gradients would underflow. It does nothing for other dtypes."""
     return torch.amp.GradScaler(device.split(':')[0], enabled=dtype == 'float16')
 
 @torch.no_grad()
@@ -457,7 +455,7 @@ class Run:
     ends: list              # ids that end a text: see find_ends
     kept: tuple             # taken from the starting model: see keep_from
     model: GPT
-    fast: object            # the model, compiled or not
+    fast: object            # the model, compiled if it pays
     opt: Optimizer
     scaler: torch.amp.GradScaler
     device: str
@@ -546,7 +544,7 @@ def restore(folder, opt, scaler):
         scaler.load_state_dict(state['scaler'])
 
 # -----------------------------------------------------------------------------
-# End of the core, except for train() at the bottom. In between: memory, signals, files, checks.
+# End of the core, except for start() and train() at the bottom. In between: memory, signals, files, checks.
 #
 # memory
 
