@@ -103,7 +103,7 @@ def special_pattern(special_tokens, form=str):
     return re.compile(text if form is str else text.encode())
 
 class BaseTokenizer:
-    """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json."""
+    """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json or save."""
     opening = []        # ids before every prompt, such as Llama's <s>
     fast = None         # a FastEncoder, or None
 
@@ -208,8 +208,9 @@ class Tokenizer(BaseTokenizer):
         Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank.
 
         To change this (BPE dropout, say), override it in a subclass. It is then called for every word of every text,
-        which is 30 times slower (for train only, see encode_batch in prepare.py). If you edit it here, set `self.fast`
-        to None, because a FastEncoder caches the ids of words, and merges the words of long texts itself.
+        which is 30 times slower. For the training split only, choose the tokenizer in encode_batch of prepare.py. If
+        you edit it here, set `self.fast` to None, because a FastEncoder caches the ids of words, and merges the words
+        of long texts itself.
         """
         rank_of = self.ranks.get
         ids = [self.byte_ids[b] for b in word.encode()]
