@@ -72,8 +72,8 @@ class Output:
     def flush(self):
         pass
 
-# a disk that is full or read-only, a name that is taken, a network folder that is missing
-FULL_OR_CLOSED = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENAMETOOLONG ENOLCK ENOTSUP'.split()
+# a disk that is full or read-only, a path that is taken or not allowed, a folder in which files cannot be locked
+PATH_ERRORS = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENAMETOOLONG ENOLCK ENOTSUP'.split()
 
 def launch(main):
     """Runs a script's main. Prints one line for mistakes, missing packages, Ctrl-C or a full disk; bugs raise."""
@@ -90,7 +90,7 @@ def launch(main):
     except KeyboardInterrupt:
         line, status = '\nstopped', 130
     except OSError as e:
-        if errno.errorcode.get(e.errno) not in FULL_OR_CLOSED:
+        if errno.errorcode.get(e.errno) not in PATH_ERRORS:
             raise
         line, status = f'error: {e}; make room, check the path and its permissions, or use another folder', 2
     print(line, file=sys.stderr)
@@ -137,7 +137,7 @@ def lock(path, wait=True):
         print(f'waiting: {owner}', flush=True)
         return FileLock(path).acquire()
     except OSError as e:
-        if e.errno not in (errno.ENOLCK, errno.ENOTSUP) and errno.errorcode.get(e.errno) in FULL_OR_CLOSED:
+        if e.errno not in (errno.ENOLCK, errno.ENOTSUP) and errno.errorcode.get(e.errno) in PATH_ERRORS:
             raise
         print(f'{path} cannot be locked ({e}); make sure that no other process works in this folder', flush=True)
         return nullcontext()
@@ -246,7 +246,7 @@ def read_pair(argument, options):
     default = options.defaults.get(name)
     kind = type(default)
     if not equals:
-        value = True            # a switch, such as --wandb_log; fit() refuses it for other types
+        value = True            # a switch, such as --wandb_log; fit() refuses it for most other options
     elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
         value = value.lower() == 'true'
     elif kind in (int, float):
@@ -266,7 +266,7 @@ def fit(value, name, options, where):
         return value
     if kind is float and type(value) is int:
         value = float(value)
-    if kind is str is type(value) and not name.endswith(('start', 'separator')):
+    if type(value) is str and not name.endswith(('start', 'separator')):         # these are text, not paths
         before, tilde, path = value.partition('~/')         # a shell does not expand it after =
         if tilde and before in ('', 'auto:'):
             value = before + os.path.expanduser(tilde) + path
