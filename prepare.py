@@ -645,7 +645,7 @@ class Shards:
         return self.shard_starts[-1]
 
     def known_bytes(self, starts, length):
-        """Returns how many bytes the targets of these windows decode to, without unknown words; 0 without a tok."""
+        """Returns how many bytes of text the targets of these windows have, see known_text; 0 without a tok."""
         ids = np.concatenate([self.read(start + 1, length) for start in starts])
         return len(known_text(self.tok, ids)) if self.tok else 0
 
@@ -662,7 +662,7 @@ class Shards:
         i = bisect_right(self.shard_starts, start) - 1
         file = self.files[i]
         width = self.dtype.itemsize
-        # A memmap is half as fast, and kills the process if a file has become shorter.
+        # A memmap would kill the process if a file has become shorter.
         file.seek((start - self.shard_starts[i]) * width)
         tokens = np.frombuffer(file.read(length * width), self.dtype)
         if len(tokens) < length:        # The rest is in the next shard
