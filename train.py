@@ -71,7 +71,7 @@ seed = 1                # seeds the weights, the data order and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens; on a GPU, 4,096 to 65,536)
-optimizer = 'muon'      # muon (adamw for all but the linear layers in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
+optimizer = 'muon'      # muon (adamw except for linear layers in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
 learning_rate = 6e-3    # highest rate, reached after warmup_iters
 adamw_scale = 4.0       # with muon: rate multiplier for the head, norms, biases and learned positions
 embed_scale = 20.0      # with muon: rate multiplier for value embeddings, and token embeddings unless tied
