@@ -322,7 +322,7 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         attend = fused_attention
-        if c.attention == 'naive' or info.decode:        # torch's kernels are slower for one query of grouped heads
+        if c.attention == 'naive' or info.decode:        # torch's are slower for one query if compiled, or with GQA
             attend = scaled_dot_product_attention
         y = attend(q, k, v, info.mask, info.mask is None, c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)

@@ -455,7 +455,7 @@ class Run:
     ends: list              # ids that end a text: see find_ends
     kept: tuple             # taken from the starting model: see keep_from
     model: GPT
-    fast: object            # the model, compiled if it pays
+    fast: object            # the model, compiled or not
     opt: Optimizer
     scaler: torch.amp.GradScaler
     device: str
