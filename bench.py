@@ -298,20 +298,20 @@ def forward_flops(c):
 def memory(c, B, dtype):
     """
     Returns the bytes at the peak of an AdamW step of B sequences, by part, not compiled and without dropout. For the
-    backward pass, a matmul keeps its input, and its weight if that was cast. A norm keeps its input in float32 (before
-    torch 2.9, RMSNorm also its output). Attention keeps q, k, v, its output, and the scores if they are written out.
-    Value embeddings keep about 1% of the total, which is left out.
+    backward pass, a matmul keeps its input, and its weight if that was cast. A norm keeps its input, and RMSNorm also
+    its output before the weight, both in float32. Attention keeps q, k, v, its output, and the scores if they are
+    written out. Value embeddings keep about 1% of the total, which is left out.
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
-    normed = size['norm']           # numbers per token that pass through a norm: one per norm weight
+    norms = size['norm'] * (4 if c.norm == 'layer' else 8)         # bytes per token: one number per norm weight
     if c.qk_norm:                   # all query heads share their norm's weights, and so do all key heads
-        normed += L * (c.n_head + c.n_kv_head - 2) * c.head_dim
+        norms += 8 * L * (c.n_head + c.n_kv_head - 2) * c.head_dim
     hidden = 4 if c.mlp == 'swiglu' else 2
     kv_heads = c.n_kv_head if c.attention == 'naive' else c.n_head      # fused attention repeats them
 
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
-                     'norms': tokens * 4 * normed,
+                     'norms': tokens * norms,
                      'attention': tokens * L * w * (C + 2 * (c.n_head + kv_heads) * c.head_dim),
                      'mlp': tokens * L * w * (C + hidden * c.d_ff),
                      'lm_head and loss': tokens * (w * C + 4 * c.vocab_size),
