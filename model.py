@@ -495,8 +495,8 @@ class GPT(nn.Module):
         x = self.run_layers(idx)
         if targets is None:
             return self.logits(x)
-        # Keep the padding, because a GPU reads unaligned rows slowly, but mask it: torch 2.11 compiles a slice to more
-        # passes. Label smoothing needs logits without padding.
+        # Keep the padding, because a GPU reads unaligned rows slowly. Mask it, because torch 2.11 would compile filling
+        # a slice into more passes over the logits. Label smoothing needs logits without padding.
         logits = self.logits(x, padded=True)
         if self.padding:
             ids = torch.arange(logits.size(-1), device=logits.device)
@@ -619,8 +619,7 @@ def choose_compile(compile, device, flops=0.0):
     """
     if 'cuda' in device:
         # Compiling takes half a minute. On an H100, 5e15 FLOPs then take 13 s less with GPT-2 124M, 22 s with the model
-        # of train_tinystories.py, and 55 s with that of train_shakespeare_char.py. Slower cards save about as much per
-        # FLOP, because they wait less for Python (estimated).
+        # of train_tinystories.py, and 55 s with that of train_shakespeare_char.py. For other cards, it is an estimate.
         pays_from = 5e15
         possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
     else:
