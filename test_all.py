@@ -2479,7 +2479,7 @@ def test_a_rule_draws_the_same_numbers_in_all_processes_and_others_at_each_step(
     assert drawn[:half] == drawn[half:]
     assert len({*drawn}) == half
 
-def test_a_group_whose_second_moments_are_missing_is_not_updated_in_part():
+def test_a_group_without_second_moments_is_never_half_updated():
     optimizer = make_optimizer(small_gpt(), 'momentum')
     optimizer.piece, optimizer.v = 100, optimizer.v[:0]
     with pytest.raises(ValueError, match='zip'):
