@@ -41,8 +41,8 @@ dataset = 'python'          # python, tinystories, openwebtext, fineweb_edu, sha
 val_dataset = ''            # path of the validation text ('': part of dataset)
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens are
                             # ordinary text in documents, but single ids in the prompt of sample.py
-vocab_size = 4096           # vocabulary size for bpe (257 or more) and word, including special tokens
-pattern = 'gpt2'            # how bpe splits text into words: gpt2 or gpt4
+vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
+pattern = 'gpt2'            # how bpe and word split text into words: gpt2 or gpt4
 val_fraction = 0.0          # share of the text held out for validation, below 1 (0: the data set's own, or 0.1)
 separator = END_OF_TEXT     # text between documents: <|endoftext|> or any (\n: one per line; '': one per file)
 text_field = 'text'         # field or column with the text in .jsonl, .json, .csv, .parquet and .arrow files
@@ -71,10 +71,8 @@ def check_options(tokenizer, vocab_size):
         raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)} or a path')
     if pattern not in PATTERNS:
         raise UserError(f'pattern = {pattern!r} is unknown; use {" or ".join(PATTERNS)}')
-    if tokenizer == 'bpe':
+    if tokenizer in ('bpe', 'word'):
         check_vocab_size(vocab_size, [END_OF_TEXT])
-    if tokenizer == 'word':
-        check_range(dict(vocab_size=vocab_size), 3, math.inf, 'vocab_size')
     check_range(config, 0, 1, 'val_fraction')
     check_range(config, 0, math.inf, 'workers')
     check_range(config, 1, math.inf, 'shard_tokens')
@@ -435,15 +433,11 @@ def make_tokenizer(kind, vocab_size, batches):
         return CharTokenizer(sorted({*chain.from_iterable(texts)}))
 
     train = (raw for split, raw in batches if split == 'train')
-    if kind == 'word':
-        find_words = WordTokenizer([]).pattern.findall
-        counts = Counter()
-        for raw in train:
-            for text in raw.split(b'\xff'):
-                counts.update(find_words(text.decode()))
-        most_frequent = sorted(counts, key=lambda word: (-counts[word], word))
-        return WordTokenizer(most_frequent[:vocab_size - 2])    # The other two are <unk> and the end of a document
     counts = add_counts(parallel_map(WordCounter(pattern), train, workers or default_workers()), pattern)
+    if kind == 'word':
+        longer = sorted((-n, word) for word, n in counts.items() if len(word) > 1)       # the most frequent first
+        tokens = [bytes([b]) for b in range(256)] + [word for _, word in longer[:vocab_size - 257]]
+        return WordTokenizer(dict(enumerate(tokens)), [], [END_OF_TEXT], pattern)
     return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
 def encode_batch(tok, batch):
@@ -456,15 +450,7 @@ def encode_batch(tok, batch):
     ids = tok.encode_bytes(raw, [tok.eot] * ends)
     for id in reversed(tok.opening):        # for the next document; write_shards adds the first's
         ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
-    size = len(raw) - ends
-    lost = 0
-    if hasattr(tok, 'unknown'):         # Bytes of unknown words (below 0 if Llama's tokenizer adds spaces)
-        lost = max(size - len(known_text(tok, ids)), 0)
-    return split, ids, dict(documents=ends, bytes=size, unknown_bytes=lost)
-
-def known_text(tok, ids):
-    """Returns the bytes of a text, without unknown words and ends of documents."""
-    return tok.decode_bytes(ids[~np.isin(ids, (tok.eot, getattr(tok, 'unknown', -1)))])
+    return split, ids, dict(documents=ends, bytes=len(raw) - ends)
 
 # -----------------------------------------------------------------------------
 # The data folder. It is written under another name, and renamed when it is complete and on the disk.
@@ -520,8 +506,9 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
                         f'rename files that are called val or test but are for training')
     texts = parts['train'] + parts['val']
     tables = [path for path in texts if reader_of(path)]
-    refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=tokenizer == 'bpe',
-                       vocab_size=tokenizer in ('bpe', 'word'), val_fraction=not parts['val']))
+    has_words = tokenizer in ('bpe', 'word')
+    refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=has_words, vocab_size=has_words,
+                       val_fraction=not parts['val']))
     print(f'preparing {settings["source"]} -> {folder} ({found})')
     read = partial(split_texts, parts['train'], parts['val'], settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read('learning tokens')))
@@ -564,7 +551,7 @@ def print_summary(meta, tok):
         m = meta[split]
         documents = max(m['documents'], 1)          # A document counts where it ends
         print(f'{split:14} | {count(documents, "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
-              f'{m["bytes"] / m["tokens"]:.2f} bytes per token | {m["unknown_bytes"]:,} bytes unknown')
+              f'{m["bytes"] / m["tokens"]:.2f} bytes per token')
     longest = [token.decode(errors='replace') for token in sorted(tok.vocab.values(), key=len)[-5:]]
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
 
@@ -635,8 +622,8 @@ def data_hash(meta):
 class Shards:
     """Reads the shards of a split as one long array of tokens. tok: their tokenizer, if it is known."""
     def __init__(self, folder, split, meta, tok=None):
-        self.meta, self.tok = meta[split], tok
-        shards = self.meta['shards']
+        self.tok = tok
+        shards = meta[split]['shards']
         self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
         self.shard_starts = [0, *accumulate(shard['tokens'] for shard in shards)]
         self.dtype = np.dtype(meta['dtype'])
@@ -644,18 +631,10 @@ class Shards:
     def __len__(self):
         return self.shard_starts[-1]
 
-    def known_bytes(self, starts, length):
-        """Returns how many bytes of text the targets of these windows have, see known_text; 0 without a tok."""
+    def text_bytes(self, starts, length):
+        """Returns how many bytes of text the targets of these windows have, 0 without a tok. Ends have none."""
         ids = np.concatenate([self.read(start + 1, length) for start in starts])
-        return len(known_text(self.tok, ids)) if self.tok else 0
-
-    def bits_per_byte(self, nats, known_bytes):
-        """Returns the bits per byte of a text whose total loss is `nats`, or None if its bytes are not known."""
-        if not known_bytes or 'bytes' not in self.meta:
-            return None
-        # Unknown words are assumed to be as frequent as in the split, and to cost 8 bits per byte.
-        unknown = self.meta['unknown_bytes'] / self.meta['bytes']
-        return (1 - unknown) * nats / math.log(2) / known_bytes + unknown * 8
+        return len(self.tok.decode_bytes(ids[ids != self.tok.eot])) if self.tok else 0
 
     def read(self, start, length):
         """Returns tokens[start : start + length], across shards."""

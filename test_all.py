@@ -265,7 +265,7 @@ def test_a_full_disk_and_ctrl_c_end_a_script_with_one_line(error, status, says, 
 @parametrize('name, line', rows('''
 train | n_kv_head: int = 0 .* key and value heads
 sample | top_k = 0 .* only from the k likeliest
-prepare | pattern = .gpt2. .* how bpe splits
+prepare | pattern = .gpt2. .* how bpe and word split
 bench | learning_rate = 6e-3 .* highest
 '''))
 def test_help_prints_every_option_with_its_comment(name, line):
@@ -558,7 +558,9 @@ def some_tokenizer(kind, text=CODE[:20_000]):
     if kind == 'char':
         return CharTokenizer(sorted({*text, *'éß'}))
     if kind == 'word':
-        return WordTokenizer(regex.findall(WordTokenizer.pattern_text, text))
+        words = {word.encode() for word in regex.findall(PATTERNS['gpt4'], text)}
+        bytes_ = [bytes([b]) for b in range(256)]
+        return WordTokenizer(dict(enumerate([*bytes_, *sorted(words - {*bytes_})])), [], [END_OF_TEXT], 'gpt4')
     return byte_tokenizer()
 
 @parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
@@ -573,10 +575,21 @@ def test_a_saved_tokenizer_opens_here_and_in_hugging_face_with_the_same_ids(kind
     theirs = tokenizers.Tokenizer.from_file('tokenizer.json')
     texts = [f'{CODE[:3100]}{END_OF_TEXT}x', f'x{END_OF_TEXT}\n\ny', '<unk> one two', ' a\n\n b']
     texts += [random_text(20) for _ in range(40)]
+    if kind == 'char':
+        texts = [''.join(c for c in text if c in tok.ids or c in '<|>') for text in texts]
     for text in texts:
         ids = tok.encode(text)
         assert again.encode(text) == theirs.encode(text).ids == ids
-        assert theirs.decode(ids, skip_special_tokens=False) == tok.decode(ids)
+        assert theirs.decode(ids, skip_special_tokens=False) == tok.decode(ids) == text
+
+def test_a_word_has_one_id_and_others_are_spelled_in_bytes():
+    tok = some_tokenizer('word', 'the hen')
+    ids = tok.encode('the hen then')
+    assert [tok.vocab[id] for id in ids] == [b'the', b' hen', *[bytes([b]) for b in b' then']]
+
+def test_a_character_without_a_token_is_named():
+    with user_error("lacks 'é'; leave it out"):
+        CharTokenizer('fac').encode('café')
 
 @parametrize('pattern', PATTERNS)
 def test_the_files_of_a_tokenizer_that_hugging_face_saved_keep_its_ids(pattern):
@@ -610,6 +623,7 @@ gpt4 | (?i:'s | (?i:'s+
 gpt4 | "invert": false | "invert": true
 gpt2 | "BPE" | "BPE", "byte_fallback": true
 gpt2 | "BPE" | "BPE", "ignore_merges": true
+word | (?i:'s | (?i:'s+
 gpt2 | "lstrip": false | "lstrip": true
 gpt2 | "single_word": false | "single_word": true
 '''
@@ -628,9 +642,7 @@ gpt2 | "a": 97 | "a": 1000000000000 | KeyError
 gpt2 | "content": "<|endoftext|>" | "content": "a" | an ordinary one
 gpt2 | "content": "<|endoftext|>" | "content": "he" | an ordinary one
 char | "content": "<|endoftext|>" | "content": "" | cannot be empty
-word | [\\w | [\\S | KeyError
-word | "Removed" | "Contiguous" | KeyError
-word | "unk_token": "<unk>" | "unk_token": "the" | KeyError
+char | "unk_token": "<unk>" | "unk_token": "the" | KeyError
 char | "invert": true | "invert": false | KeyError
 char | "a": 1 | "a": 77 | KeyError
 '''
@@ -784,16 +796,6 @@ def test_a_tokenizer_whose_end_is_not_known_takes_that_of_the_model_beside_it():
     assert (np.fromfile(data, np.uint16) == end).sum() == read_json(folder / 'meta.json')['val']['documents']
     with train_options(dataset=str(folder)):
         assert train.open_data(None)[3].tok.eot == end
-
-def test_what_a_foreign_tokenizer_lacks_is_counted_in_bytes():
-    some_tokenizer('gpt2').save('t.json')
-    tok = read_json('t.json')
-    del tok['model']['vocab']['Ą']        # Claude's tokenizer lacks it, too
-    write('t.json', json.dumps(tok))
-    for name in 'c.txt', 'v.txt':
-        write(name, 'then é\4 ' * 99)
-    data = Prepared('c.txt', tokenizer='t.json', val_dataset='v.txt')
-    assert data.meta['val']['unknown_bytes'] == 99
 
 def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypatch):
     save_smollm()
@@ -2117,23 +2119,23 @@ def test_small_shards_are_read_as_one_array(monkeypatch):
         assert shards.read(start, 1600).tolist() == whole.train[start:start + 1600]
 
 def test_a_large_vocabulary_takes_four_bytes_an_id():
-    n = 65_535      # with <unk> and end-of-text, one too many for two bytes
+    n = 1 << 16         # with end-of-text, one too many for two bytes
     chars = map(chr, range(1 << 16, (1 << 16) + n))
     write('c.txt', ''.join(chars))
     data = Prepared('c.txt', tokenizer='char')
     assert data.meta['dtype'] == '<u4'
-    assert data.train + data.val == [*range(n), n + 1]
+    assert data.train + data.val == [*range(n + 1)]
 
-def test_a_tokenizer_learns_from_training_text_alone_and_what_it_lacks_is_counted_in_bytes():
-    write('c.txt', 'aa bb ' * 900 + 'zzz é ' * 100)
-    data = Prepared('c.txt', tokenizer='word', vocab_size=99)
-    val = data.meta['val']
-    assert val['unknown_bytes'] == 500      # zzz and é
+@parametrize('kind, vocab_size', [('word', 259), ('bpe', 300)])
+def test_a_tokenizer_learns_from_training_text_alone(kind, vocab_size):
+    write('c.txt', 'aa bb b ' * 900 + 'zzz é ' * 130)
+    data = Prepared('c.txt', tokenizer=kind, vocab_size=vocab_size)
+    tokens = [*data.tok.vocab.values()]
+    assert b'zz' not in tokens and b' zzz' not in tokens
+    if kind == 'word':
+        assert {token for token in tokens if len(token) > 1} == {b' aa', b' bb', END_OF_TEXT.encode()}
     shards = Shards(data.folder, 'val', data.meta, data.tok)
-    assert data.val[0] == data.tok.unknown          # the first id is no target
-    assert shards.known_bytes([0], len(shards) - 1) == val['bytes'] - 500
-    assert math.isclose(shards.bits_per_byte(900, val['bytes'] - 500), (900 / math.log(2) + 8 * 500) / val['bytes'])
-    assert b'zz' not in Prepared('c.txt', vocab_size=300).tok.vocab.values()
+    assert shards.text_bytes([0], len(shards) - 1) == data.meta['val']['bytes'] - len(data.tok.vocab[data.val[0]])
 
 def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     def find(path='corpus.txt'):
@@ -2183,8 +2185,8 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
     data = Prepared('c.txt', vocab_size=300)
     out = re.sub(' *[|] *', '|', printed())
     size, n = sum(len(text.encode()) for text in data.val_texts), len(data.val)
-    row = f'val|{len(data.val_texts)} documents|{size:,} bytes|{n:,} tokens|{size / n:.2f} bytes per token|0 bytes'
-    assert f'\n{row} unknown\nvocabulary|300 tokens, ' in out
+    row = f'val|{len(data.val_texts)} documents|{size:,} bytes|{n:,} tokens|{size / n:.2f} bytes per token'
+    assert f'\n{row}\nvocabulary|300 tokens, ' in out
     write('one.txt', 'le café ' * 200)
     Prepared('one.txt', tokenizer='byte')
     assert re.search('train *[|] 1 document [|].*\nval *[|] 1 document [|]', printed())
@@ -3718,6 +3720,16 @@ def test_every_question_has_variants_that_can_be_read(path, monkeypatch):
     monkeypatch.chdir(HERE)
     assert len(bench.read_variants()) > 3
 
+def test_every_tokenizer_of_its_question_is_trained_with():
+    options = Options(bench.config.defaults)
+    options.read([f'{HERE}/config/lab.py', f'{HERE}/config/lab_tokenizers.py'])
+    for line in options['variants'].strip().splitlines():
+        name, arguments = line.split(':')
+        folder = name.replace(' ', '')
+        line = f'{SMALL_RUN} --vocab_size={options["vocab_size"]} {arguments} --max_iters=1 --out_dir={folder}'
+        assert command(f'train.py {line}') == 0
+        assert Run(folder).full_loss
+
 @each_of(MISTAKES)
 def test_every_mistake_of_the_museum_changes_what_is_learned(path):
     options = '--max_iters=6' + ' --dtype=float16' * (path.stem == 'broken_no_scale')
@@ -4073,7 +4085,6 @@ prepare.py --dataset=utf16.txt | no text for training, or for validation with --
 prepare.py --dataset=a.ZIP | unpack archives
 prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
 prepare.py --dataset=small.txt --val_dataset=small.txt | no text at 'small.txt' besides small.txt
-prepare.py --dataset=small.txt --tokenizer=word --vocab_size=2 | vocab_size = 2 is not at least 3
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
 prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect
 prepare.py --dataset=no_field.jsonl --text_field=a --separator=x | --separator=x has no effect

@@ -32,7 +32,6 @@ import regex
 from configurator import UserError, conversion, read_json
 
 END_OF_TEXT = '<|endoftext|>'
-UNKNOWN = '<unk>'
 NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
 
 # How text is split into words before any merging. No token crosses a word boundary. Before you add a pattern, read the
@@ -241,29 +240,32 @@ def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
     """Returns a Tokenizer with the 256 bytes and no merges."""
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
 
-class WordTokenizer(BaseTokenizer):
-    """Has a token for each of the given words (matches of \\w+|.), then <unk> for others, then the special tokens."""
-    pattern_text = r'(?s)\w+|.'
-    json_pattern = r'[\w\u200c\u200d&&[^²³¹¼-¾]]+|[\s\S]'     # the same in the regex of `tokenizers`
+class WordTokenizer(Tokenizer):
+    """Has tokens for whole words, besides those for the 256 bytes, which spell other words. It has no merges."""
+    def word_ids(self, word):
+        id = self.id_of.get(word.encode())
+        return super().word_ids(word) if id is None else [id]
 
-    def __init__(self, words, special_tokens=(END_OF_TEXT,)):
-        words = [word for word in dict.fromkeys(words) if word != UNKNOWN and word not in special_tokens]
-        self.unknown = len(words)           # not a special token: no text can ask for it by name
-        self.pattern = regex.compile(self.pattern_text)
-        self.set_vocab(enumerate(map(str.encode, [*words, UNKNOWN])), special_tokens)
+    def as_json(self):
+        pre_tokenizer, model, decoder = bpe_as_json(self)
+        return pre_tokenizer, dict(model, ignore_merges=True), decoder
+
+class CharTokenizer(BaseTokenizer):
+    """Has a token for each of the given characters."""
+    def __init__(self, characters, special_tokens=(END_OF_TEXT,)):
+        self.set_vocab(enumerate(map(str.encode, characters)), special_tokens)
         self.ids = {token.decode(): id for token, id in self.id_of.items()}
 
     def encode_ordinary(self, text):
-        return [self.ids.get(word, self.unknown) for word in self.pattern.findall(text)]
+        """Returns the id of each character. Raises UserError for one that has no token."""
+        try:
+            return [self.ids[character] for character in text]
+        except KeyError as e:
+            raise UserError(f'the vocabulary of characters lacks {e}; leave it out, or use another tokenizer')
 
     def as_json(self):
-        pre_tokenizer = split_at(self.json_pattern, 'Removed', True)
-        return pre_tokenizer, dict(type='WordLevel', vocab=self.ids, unk_token=UNKNOWN), dict(type='Fuse')
-
-class CharTokenizer(WordTokenizer):
-    """Has a token for each of the given characters, and <unk> for others."""
-    pattern_text = r'(?s).'
-    json_pattern = r'[\s\S]'
+        model = dict(type='WordLevel', vocab=self.ids, unk_token='<unk>')        # required, but not in vocab
+        return split_at(r'[\s\S]', 'Removed', True), model, dict(type='Fuse')
 
 # -----------------------------------------------------------------------------
 # long texts, in blocks and on all cores
@@ -1046,7 +1048,7 @@ def load_tokenizer(path):
 
 # settings that are supported here or change no id
 KNOWN = """version truncation padding added_tokens pre_tokenizer decoder model post_processor type vocab merges
-    unk_token fuse_unk add_prefix_space trim_offsets use_regex id content normalized special""".split()
+    unk_token fuse_unk ignore_merges add_prefix_space trim_offsets use_regex id content normalized special""".split()
 
 def read_tokenizer(data):
     """Returns the tokenizer in a tokenizer.json, None if it needs more than ours do. Raises an error for nonsense."""
@@ -1060,28 +1062,30 @@ def read_tokenizer(data):
         return None
     special = {token['content']: token['id'] for token in data['added_tokens']}
 
-    read = dict(BPE=read_bpe, WordLevel=read_words).get(model.get('type', 'BPE'))
+    read = dict(BPE=read_bpe, WordLevel=read_characters).get(model.get('type', 'BPE'))
     tok = read and read(data, special)
     return tok if tok and tok.special_ids == special else None
 
 def read_bpe(data, special):
-    """Returns the Tokenizer in a tokenizer.json, None if its pattern is not known, or if it lacks a byte."""
-    pattern = find_pattern(data['pre_tokenizer'])
-    if not pattern or not TO_BYTE.keys() <= data['model']['vocab'].keys():
+    """
+    Returns the Tokenizer or WordTokenizer in a tokenizer.json, None if its pattern is not known, if it lacks a byte, or
+    if it has both whole words and merges.
+    """
+    model, pattern = data['model'], find_pattern(data['pre_tokenizer'])
+    whole_words = model.get('ignore_merges', False)
+    if not pattern or not TO_BYTE.keys() <= model['vocab'].keys() or whole_words and model['merges']:
         return None
-    vocab = special | data['model']['vocab']
+    vocab = special | model['vocab']
     vocab = {id: token.encode() if token in special else from_printable(token) for token, id in vocab.items()}
-    pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in data['model']['merges']]
+    pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model['merges']]
     merges = [(from_printable(a), from_printable(b)) for a, b in pairs]
-    return Tokenizer(vocab, merges, [*special], pattern)
+    return (WordTokenizer if whole_words else Tokenizer)(vocab, merges, [*special], pattern)
 
-def read_words(data, special):
-    """Returns the CharTokenizer or WordTokenizer in a tokenizer.json, None if it is neither."""
+def read_characters(data, special):
+    """Returns the CharTokenizer in a tokenizer.json, None if it has another one."""
     vocab = data['model']['vocab']
-    for kind in CharTokenizer, WordTokenizer:
-        tok = kind(sorted(vocab, key=vocab.get), special)
-        if tok.as_json()[:2] == (data['pre_tokenizer'], data['model']):
-            return tok
+    tok = CharTokenizer(sorted(vocab, key=vocab.get), special)
+    return tok if tok.as_json()[:2] == (data['pre_tokenizer'], data['model']) else None
 
 def find_pattern(pre_tokenizer):
     """Returns the name of the pattern that a pre_tokenizer (changed here) has, None for another one."""
@@ -1115,7 +1119,6 @@ class ForeignTokenizer(BaseTokenizer):
                 vocab[id] = token.encode() if token in added else from_printable(token)
         self.set_vocab(vocab, [])
         self.special_ids = added
-        self.unknown = ids.get(getattr(self.theirs.model, 'unk_token', None), -1)       # some lack it, and drop bytes
         ids, text = self.theirs.encode('a').ids, self.theirs.encode('a', add_special_tokens=False).ids
         self.opening = ids[:ids.index(text[0])]         # a template may also add tokens at the end
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:

@@ -401,7 +401,7 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     batches = [starts[i:i + size] for i in range(0, len(starts), size)]
     if n % T and len(starts) == len(order):
         batches.append([n - n % T])         # the last, shorter window
-    losses, tokens, known_bytes = [], 0, 0
+    losses, tokens, text_bytes = [], 0, 0
     for batch in tqdm(batches[RANK::WORLD_SIZE], 'evaluating', disable=RANK > 0 or None, leave=False, delay=3):
         if losses and time.perf_counter() > latest:
             break
@@ -409,9 +409,10 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
         x, y = data.batch(batch, length, str(model.lm_head.weight.device))
         losses.append(model(x, y) * y.numel())          # stays on the device
         tokens += y.numel()
-        known_bytes += data.known_bytes(batch, length)
-    nats, tokens, known_bytes = combine('SUM', sum(map(float, losses)), tokens, known_bytes)
-    return dict(val_loss=nats / tokens, val_bpb=data.bits_per_byte(nats, known_bytes), val_tokens=int(tokens))
+        text_bytes += data.text_bytes(batch, length)
+    nats, tokens, text_bytes = combine('SUM', sum(map(float, losses)), tokens, text_bytes)
+    bits_per_byte = nats / math.log(2) / text_bytes if text_bytes else None
+    return dict(val_loss=nats / tokens, val_bpb=bits_per_byte, val_tokens=int(tokens))
 
 def combine(op, *numbers):
     """Returns the sum ('SUM'), maximum ('MAX') or minimum ('MIN') of each number over all processes."""
