@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain
 from pathlib import Path
 
 import fsspec
@@ -64,15 +64,18 @@ def refuse_unused(used):
             raise UserError(f'{typed} has no effect on this data; leave it out')
 
 def check_options(tokenizer, vocab_size):
-    """Raises UserError if an option's value is not valid."""
+    """Raises UserError if an option's value is not valid, or not used."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
         if tokenizer.endswith('tokenizer.json'):        # its error names what the folder has
             load_tokenizer(tokenizer)
-        raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)} or a path')
+        raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)}, or the path of a '
+                        f'tokenizer.json')
     if pattern not in PATTERNS:
         raise UserError(f'pattern = {pattern!r} is unknown; use {" or ".join(PATTERNS)}')
-    if tokenizer in ('bpe', 'word'):
+    has_words = tokenizer in ('bpe', 'word')
+    if has_words:
         check_vocab_size(vocab_size, [END_OF_TEXT])
+    refuse_unused(dict(pattern=has_words, vocab_size=has_words))
     check_range(config, 0, 1, 'val_fraction')
     check_range(config, 0, math.inf, 'workers')
     check_range(config, 1, math.inf, 'shard_tokens')
@@ -107,8 +110,7 @@ def find_source(dataset):
     files = {DOWNLOADS / name: name for name in known.get('files', [])}
     if dataset and not files:
         files = real_files(dataset, seen)
-    # A source inside this folder is relative, so that a project can be moved with its data.
-    source = Path(dataset).resolve().as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
+    source = portable(dataset)
     if dataset == 'python':
         files = standard_library()
         source = f'Python {sys.version.split()[0]}'
@@ -117,9 +119,14 @@ def find_source(dataset):
     cut_at = cut_at.replace('\\n', '\n').replace('\\r', '\r').replace('\\t', '\t').replace('\r\n', '\n')
     # These options change the tokens, so a folder that was made with other values is refused.
     held_out = 0.0 if val_dataset else val_fraction or known.get('val_fraction', 0.1)
-    settings = dict(dataset=data_name(dataset), source=source, val_dataset=val_dataset, val_fraction=held_out,
-                    separator=cut_at, text_field=text_field, pattern=pattern)
+    settings = dict(dataset=data_name(dataset), source=source, val_dataset=val_dataset and portable(val_dataset),
+                    val_fraction=held_out, separator=cut_at, text_field=text_field, pattern=pattern)
     return settings, files, val_files
+
+def portable(path):
+    """Returns a real path, relative to the current folder if it is inside, so that a project can be moved."""
+    real = os.path.realpath(path)
+    return Path(os.path.relpath(real) if Path(real).is_relative_to(Path.cwd()) else real).as_posix()
 
 def standard_library():
     """Returns {path: ''} of the running interpreter's .py files, without tests, packages, tables and prose."""
@@ -131,13 +138,13 @@ def standard_library():
 def real_files(root, seen):
     """
     Returns the files at a path that are not in `seen` as {path: name below root}, sorted, and adds them to it. A file
-    with several links counts once, preferably under a name that contains its split, else under its own.
+    with several links counts once, preferably under a name that has its split or suffix, else under its own.
     """
     own = [Path('out'), DOWNLOADS, *[path.parent for path in Path('data').glob('*/meta.json')]]       # not the user's
     paths = all_files(Path(root), [folder.resolve() for folder in own if folder != Path(root)])
     names = {path: path.relative_to(root).as_posix() for path in paths}
     found = {}
-    for path in sorted(names, key=lambda path: (not split_of(names[path]), path.is_symlink(), path)):
+    for path in sorted(names, key=lambda path: (not split_of(names[path]), not path.suffix, path.is_symlink(), path)):
         real = path.stat()[1:3]         # its inode and device
         if real not in seen:
             seen.add(real)
@@ -158,21 +165,25 @@ def all_files(path, above):
             if not NO_DATA.fullmatch(inside.name):
                 yield from all_files(inside, (*above, real))
     elif path.is_symlink():
-        raise UserError(f'{path} is a link to {path.resolve()}, which does not exist; restore that, or remove the link')
+        raise UserError(f'{path} is a link to {os.path.realpath(path)}, which does not exist; restore that, or remove '
+                        f'the link')
 
 SPLITS = dict.fromkeys('train training trainset'.split(), 'train')
 SPLITS |= dict.fromkeys('val valid validation validate valset validset dev devset eval evaluation heldout holdout '
-                        'testa newsdev'.split(), 'val')
+                        'testa newsdev development'.split(), 'val')
 SPLITS |= dict.fromkeys('test testing testset testb devtest newstest tst'.split(), 'test')
 
 def split_of(name):
     """Returns the last split in a path, or '': split_of('my_test/a.txt') -> 'test', split_of('valData.tsv') -> 'val'"""
-    words = re.findall('[A-Z]?[a-z]+|[A-Z]+', name)
+    words = re.split(r'[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])', name)         # QATest1 is QA and Test
     words += name.split('/')[:-1]           # exact folder names win
     return ['', *[SPLITS[word.lower()] for word in words if word.lower() in SPLITS]][-1]
 
 def sort_files(files):
-    """Sorts files by words in their names. Returns {'train', 'val', 'test', 'other' (in another format): paths}."""
+    """
+    Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}. Others have another format,
+    or are compressed and next to their original.
+    """
     formats = {path: reader_of(path) or text_or_binary(path) for path in shown(files, 'looking at files')}
     sizes = Counter()
     for path, kind in formats.items():
@@ -182,16 +193,19 @@ def sort_files(files):
     parts = dict(train=[], val=[], test=[], other=[])
     for path, kind in formats.items():
         split = split_of(files[path]) or 'train'
-        parts[split if kind == largest else 'other'].append(path)
+        is_copy = re.search(PACKED, path.name.lower()) and path.with_suffix('') in files
+        parts['other' if kind != largest or is_copy else split].append(path)
     return parts
 
 def text_or_binary(path):
     with opened(path) as file:
         return 'binary' if b'\0' in file.read(8000) else 'text'
 
+PACKED = '[.](gz|xz|zst|bz2|lzma)$'
+
 def reader_of(path):
     """Returns the function that reads a format, None for text: reader_of(Path('a.csv.gz')) -> csv_rows"""
-    return READERS.get(Path(re.sub(r'(-\d+-of-\d+)?([.](gz|xz|zst|bz2|lzma))?$', '', path.name.lower())).suffix)
+    return READERS.get(Path(re.sub(rf'(-\d+-of-\d+)?({PACKED})?$', '', path.name.lower())).suffix)
 
 def shown(files, label):
     """Returns the files, with a progress bar if reading takes long."""
@@ -224,7 +238,7 @@ def fetch(files, known):
 
 def data_name(dataset):
     """Returns the name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
-    stem = Path(dataset).resolve().name.lstrip('.').split('.')[0]
+    stem = Path(os.path.abspath(dataset)).name.lstrip('.').split('.')[0]
     return re.sub(r'[^\w-]', '_', stem)
 
 def data_folder(dataset, tokenizer, vocab_size):
@@ -270,7 +284,7 @@ def opened(path):
     try:
         # By default, fsspec would open the first file of a .zip, and not name the package that a .zst needs.
         compression = {'.zip': None, '.zst': 'zstd'}.get(path.suffix.lower(), 'infer')
-        with fsspec.open(path, compression=compression) as file:
+        with fsspec.filesystem('file').open(path, compression=compression) as file:
             mark = file.read(3)
             file.seek(3 if mark == codecs.BOM_UTF8 else 0)
             if mark[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
@@ -331,7 +345,7 @@ def json_rows(file):
 def csv_rows(file):
     csv.field_size_limit(1 << 30)       # longest text, in characters (default: 131,072)
     lines = io.TextIOWrapper(file, 'utf-8', newline='')
-    head = next(lines, '')
+    head = next(filter(str.strip, lines), '')
     delimiter = max(',;\t', key=head.count)         # a tab in .tsv, a semicolon where the comma is decimal
     for row in csv.DictReader(chain([head], lines), delimiter=delimiter, strict=True):
         if None in (*row, *row.values()):       # An unquoted text would end at a comma or line break
@@ -358,7 +372,7 @@ def join_parts(parts):
     for split, rest in waiting.items():
         yield split, bytes(rest)
 
-FEW = 20        # With fewer documents, the text is split by position
+FEW = 200       # With fewer documents, the text is split by position
 
 def split_texts(files, val_files, separator, val_fraction, label):
     """Yields (split, part of a document), in order. Without val_files, validation gets val_fraction of the text."""
@@ -381,12 +395,8 @@ def split_texts(files, val_files, separator, val_fraction, label):
 
 def split_by_hash(parts, val_fraction):
     """Holds out whole documents for validation. A document stays in its split if others are added or removed."""
-    documents = whole_documents(parts)
-    first = list(islice(documents, 1000))
-    # If all their hashes are above val_fraction, the lowest of them is the limit, so that validation is not empty.
-    limit = max(val_fraction, min(map(document_hash, first)))
-    for document in chain(first, documents):
-        yield 'val' if document_hash(document) <= limit else 'train', document
+    for document in whole_documents(parts):
+        yield 'val' if document_hash(document) < val_fraction else 'train', document
 
 def whole_documents(parts):
     """Joins the parts of documents: b'a', b'b\\xff', b'c\\xff' -> b'ab\\xff', b'c\\xff'"""
@@ -472,7 +482,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     gone = not files or val_dataset and not val_files
     if gone and made_with.get('source') != settings['source']:
         besides = f' besides {val_dataset}' if val_files else ''
-        raise UserError(f'no text at {val_dataset if files else repr(dataset)}{besides}; use another path, or '
+        raise UserError(f'no text at {(val_dataset if files else dataset)!r}{besides}; use another path, or '
                         f'{", ".join(DATASETS)}')
     own = val_files if dataset in DATASETS else val_files | files       # the user's files, which may change
     stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
@@ -502,13 +512,11 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
     """Makes a data folder and prints a summary."""
     found = '; '.join(f'{part}: {some_names(paths)}' for part, paths in parts.items() if paths)
     if not parts['train'] or (val_dataset and not parts['val']):
-        raise UserError(f'no text for training, or for validation with --val_dataset ({found}); unpack archives, and '
-                        f'rename files that are called val or test but are for training')
+        raise UserError(f'no text for training, or for validation with --val_dataset ({found}); unpack archives, '
+                        f'convert files to UTF-8, and rename those that are called val or test but are for training')
     texts = parts['train'] + parts['val']
     tables = [path for path in texts if reader_of(path)]
-    has_words = tokenizer in ('bpe', 'word')
-    refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), pattern=has_words, vocab_size=has_words,
-                       val_fraction=not parts['val']))
+    refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), val_fraction=not parts['val']))
     print(f'preparing {settings["source"]} -> {folder} ({found})')
     read = partial(split_texts, parts['train'], parts['val'], settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read('learning tokens')))
@@ -521,7 +529,8 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
         (new / 'meta.json').write_text(json.dumps(check_data(new, meta), indent=1))
     print_summary(meta, tok)
     documents = meta['train']['documents'] + meta['val']['documents']
-    if 'separator' in config.source and settings['separator'] and documents <= len(texts):
+    filled = sum(path.stat().st_size > 0 for path in texts)
+    if 'separator' in config.source and settings['separator'] and documents <= filled:
         print(f'the separator {settings["separator"]!r} separates nothing: each file is one document')
 
 def write_shards(folder, tok, batches):
@@ -552,7 +561,7 @@ def print_summary(meta, tok):
         documents = max(m['documents'], 1)          # A document counts where it ends
         print(f'{split:14} | {count(documents, "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
               f'{m["bytes"] / m["tokens"]:.2f} bytes per token')
-    longest = [token.decode(errors='replace') for token in sorted(tok.vocab.values(), key=len)[-5:]]
+    longest = [token[:40].decode(errors='replace') for token in sorted(tok.vocab.values(), key=len)[-5:]]
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
 
 # -----------------------------------------------------------------------------
@@ -585,7 +594,7 @@ def check_data(folder, meta):
         for shard in shown(shards, 'checking'):
             file = folder / shard['name']
             stamp = stamp_of(file)
-            if 'largest' not in known.get(stamp, {}):           # An older version wrote less
+            if stamp not in known:
                 known[stamp] = check_shard(file, meta['dtype'], meta['vocab_size'])
                 with suppress(OSError):     # A read-only folder is checked every time
                     cache.write_text(json.dumps(known))

@@ -1860,7 +1860,7 @@ def test_documents_keep_their_text_and_stay_on_their_side_of_the_split():
     assert {*data.val_texts} <= {*Prepared('d.txt', vocab_size=300).val_texts}
 
 @parametrize('parts', [1, 3])
-def test_fewer_than_20_documents_are_split_by_position(parts, monkeypatch):
+def test_few_documents_are_split_by_position(parts, monkeypatch):
     small_blocks(monkeypatch)
     text = CODE[:30_000]
     write('c.txt', *parts_of(text, len(text) // parts))
@@ -1884,7 +1884,7 @@ def write_forms(texts):
             file.write(data)
     for name, delimiter in ('j.csv', ','), ('k.csv', ';'), ('l.tsv', '\t'):
         with open(name, 'w', newline='') as file:
-            csv.writer(file, delimiter=delimiter).writerows([['id', 'body'], *enumerate(texts)])
+            csv.writer(file, delimiter=delimiter).writerows([[], ['id', 'body'], *enumerate(texts)])
     for i, text in enumerate(texts):
         write(f'f.d/{i:04d}.txt', text)
         write(f'm.d/{i:04d}.json', json.dumps({'body': text}, indent=1))
@@ -1933,6 +1933,8 @@ train/test_x.txt training/b.txt | heldout-en/a.txt | test/the_train_ride.txt tes
 a.txt | holdout/b.txt newsdev2013.en | devtest/x.txt newstest2014.en testset.txt
 trainset.txt | eng.testa validset.txt | eng.testb tst2010.txt
 labeledTrainData.tsv unlabeledTrainData.tsv | valData.tsv | testData.tsv
+Homework_ödev.txt IMDBTrain.txt | SNLIDev.txt lambada_development.txt | IMDBTest.txt
+a.txt.gz b.txt | dev.txt | b.txt.gz
 a.json-00000-of-00002 b.json-00001-of-00002.gz | dev.json.lzma | test.json
 '''
 
@@ -1979,7 +1981,7 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     os.link('top/dir/a.txt', 'top/dir/hard.txt')
     for name in 'a.txt~', 'a.txt.bak', 'b.txt.part', '#a.txt#', '~$a.txt', 'a.txt:Zone.Identifier', 'desktop.ini':
         write(f'top/dir/{name}', 'an older one')
-    write('held/a.txt', 'for training')
+    write('held/a::b.txt', 'for training')
     write('held/b.txt', 'for validation')
     write('held/README.md', '')
     data = Prepared('held', tokenizer='byte', val_dataset='held/b.txt')
@@ -1992,9 +1994,17 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
         os.mkdir(f'shared/{name}')
         os.symlink(f'../all/{name[0]}.txt', f'shared/{name}/x.txt')
     assert Prepared('shared', tokenizer='byte').val_texts == ['to val']         # the link's name decides
-    os.symlink('nowhere', 'top/gone')
-    with user_error('top/gone is a link to .*nowhere, which does not exist'):
-        prepare.real_files('top', set())
+    write('hub/blobs/0123', json.dumps(dict(text='a row')))
+    os.makedirs('hub/snapshots')
+    os.symlink('../blobs/0123', 'hub/snapshots/data.jsonl')         # as in the cache of the hub
+    for path, name in ('hub', 'hub'), ('hub/snapshots/data.jsonl', 'data'):
+        data = Prepared(path, tokenizer='byte', val_dataset='elsewhere')
+        assert (data.texts(data.train), data.folder.name) == (['a row'], f'{name}-byte')
+    for target in 'nowhere', 'gone':
+        os.symlink(target, 'top/gone')
+        with user_error(f'top/gone is a link to .*{target}, which does not exist'):
+            prepare.real_files('top', set())
+        os.unlink('top/gone')
 
 # text | separator as typed
 SEPARATORS = r'''
@@ -2168,6 +2178,13 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
     write_corpus('other/corpus.txt')
     with user_error('was made with source = .*remove it'):
         find('other/corpus.txt')
+    for path in 'd/a.txt', './d/../d/a.txt', f'{os.getcwd()}/d/a.txt':
+        Prepared('other/corpus.txt', tokenizer='byte', val_dataset=path)
+
+def test_an_option_without_effect_is_refused_in_the_second_run_as_well():
+    assert command('prepare.py --dataset=corpus.txt --tokenizer=byte') == 0
+    again = 'prepare.py --dataset=corpus.txt --tokenizer=byte --vocab_size=300'
+    assert '--vocab_size=300 has no effect' in refusal(again)
 
 def test_a_setting_that_an_old_folder_lacks_counts_as_the_default_of_its_option():
     folder = find_or_prepare('corpus.txt', 'byte')
@@ -4083,7 +4100,7 @@ prepare.py --dataset=pointer.jsonl | pointer.jsonl is only a Git LFS pointer; ru
 prepare.py --dataset= | no text at ''
 prepare.py --dataset=utf16.txt | no text for training, or for validation with --val_dataset (other: 1 file (utf16.txt
 prepare.py --dataset=a.ZIP | unpack archives
-prepare.py --dataset=tests | unpack archives, and rename files that are called val or test
+prepare.py --dataset=tests | unpack archives, convert files to UTF-8, and rename those that
 prepare.py --dataset=small.txt --val_dataset=small.txt | no text at 'small.txt' besides small.txt
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
 prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect

@@ -317,8 +317,8 @@ class NotUTF8(UserError):
         raw, start = error.object, error.start
         # Valid characters beyond ASCII before the bad byte show that the text is damaged UTF-8; -c drops the damage.
         encoding = 'cp1252' if raw[:start].isascii() else 'utf-8 -c'
-        super().__init__(f'{name} is not UTF-8: it has {raw[start]:#04x}{where}; convert it, for example with iconv -f '
-                         f'{encoding} -t utf-8')
+        super().__init__(f'{name} is not UTF-8: it has {raw[start]:#04x}{where}; convert it from its encoding, '
+                         f'for example with iconv -f {encoding} -t utf-8')
 
 def read_blocks(file, name, special_tokens=()):
     """Yields the content of a binary file in blocks. Raises UserError for bytes that are not UTF-8."""
