@@ -11,7 +11,6 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     python bench.py --what=formats                 # range and precision of fp32, fp16, bf16 and fp8
     python bench.py --what=toy                     # the optimizers on a toy problem, at rates from too low to too high
     python bench.py --what=tokenizer --dataset=my_text.txt       # our tokenizer, compared with tiktoken and others
-    python bench.py --what=find_lr config/train_tinystories.py   # a short run that suggests a learning rate
     python bench.py --what=diagnose --runs=out/python            # statistics of a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
     python bench.py config/lab.py config/lab_ablations.py        # an experiment; see config/lab_*.py
@@ -40,14 +39,14 @@ import torch
 import prepare
 import sample
 import train
-from configurator import Options, UserError, configure, launch
+from configurator import Options, UserError, as_file, configure, launch
 from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
                    set_up)
 from tokenizer import PATTERNS, FastEncoder
 
 # -----------------------------------------------------------------------------
 what = 'train'          # what to do: train (time a training step), sample, ladder, check, resources, formats, toy,
-                        # tokenizer, find_lr, diagnose, curves, compare (variants), scaling (compare, then fit a law)
+                        # tokenizer, diagnose, curves, compare (variants), scaling (compare, then fit a law)
 steps = 20              # optimizer steps to measure
 warmup_steps = 5        # unmeasured steps before them
 profile = False         # train: also print where the time of a step goes
@@ -411,26 +410,7 @@ def contest(title, text, **contestants):
                   f'{typical / median(found["ours"]):.2f} x ours')
 
 # -----------------------------------------------------------------------------
-# Range test, and statistics of a trained model
-
-FIND_STEPS = 200
-
-def bench_find_lr():
-    """Runs a range test (arXiv:1506.01186): the learning rate rises from 0.001 to 100 times --learning_rate."""
-    device, dtype, _ = machine()
-    _, meta, data, _ = train.open_data(None)
-    c = train.model_config(vocab_size=meta['vocab_size'])
-    step = make_step(c, device, dtype, False)
-    micro = train.divide_batch(c.block_size, device)
-    losses = {}                     # {rate: loss}
-    for i, lr in enumerate(train.learning_rate * np.logspace(-3, 2, FIND_STEPS)):
-        starts = data.starts(i * train.batch_size, train.batch_size, c.block_size, train.seed)
-        batches = train.micro_batches(data, starts, i, c.block_size, micro, device)
-        losses[lr] = float(step(batches=batches, lr=lr)['loss'])
-        if i % 10 == 0:
-            print(f'rate {lr:.1e} | loss {losses[lr]:.4f}')
-    best = min(losses, key=losses.get)          # not nan, because the first loss is finite
-    print(f'suggest | --learning_rate={best / 3:.1e}, a third of the rate with the lowest loss')
+# Statistics of a trained model
 
 def bench_diagnose():
     """Takes one more training step from a checkpoint, and prints statistics of each layer."""
@@ -493,7 +473,8 @@ class Variant:
     def run(self, seed):
         """Starts or resumes the run in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        folder = Path(f'{train.out_dir or "out"}/{short}-{seed}')
+        mark = prepare.joint_sha256([as_file(self.options), *self.arguments])[:6]       # other options, other runs
+        folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             shared = [f'--{name}={value}' for name, value in train.config.items()]
             command = [sys.executable, train.__file__, *shared, *self.arguments, f'--seed={seed}',
@@ -556,7 +537,8 @@ def print_results(found):
     print_row('', 'validation loss', 'vs first', 'bits/byte', 'steps', 'tokens/s', 'ended')
     for v in found:
         ended = sum(map(math.isfinite, v.values('full_val_loss')))
-        print_row(v.name, f'{v.loss():.4f} ± {v.spread():.4f}', f'{v.loss() - found[0].loss():+.4f}',
+        spread = f' ± {v.spread():.4f}' if v.spread() else ''
+        print_row(v.name, f'{v.loss():.4f}{spread}', f'{v.loss() - found[0].loss():+.4f}',
                   f'{mean(v.values("full_val_bpb")):.3f}', f'{max(v.values("step")):,}',
                   f'{median(v.values("tokens_per_second")):,.0f}', f'{ended} of {len(v.logs)}')
 
@@ -620,7 +602,7 @@ def print_law(found):
 def main():
     if train.RANK:
         sys.stdout = None           # other processes print nothing
-    command = globals().get(f'bench_{what}')
+    command = globals().get('bench_compare' if variants and what == 'train' else f'bench_{what}')
     if not command:
         raise UserError(f'unknown --what={what}; run python bench.py --help for a list')
     command()

@@ -1,6 +1,5 @@
 question = 'How high may the learning rate be?'
-# Tries rates from far too low to far too high, with three seeds. A range test asks the same in one short run:
-# `python bench.py config/lab.py --what=find_lr`.
+# Tries rates from far too low to far too high, with three seeds.
 #   python bench.py config/lab.py config/lab_lr.py --dataset=my_text.txt
 # Answer: 1e-2 is best. A tenth of it costs 0.57, and ten times as much costs 1.46 (seed 1).
 what = 'compare'
