@@ -230,7 +230,7 @@ def configure(script, *others, quiet=False):
     if script['__name__'] == '__main__':
         with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
             sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
-        if '--help' in sys.argv:
+        if {'-h', '--help'} & {*sys.argv}:
             launch(lambda: print_help(others))
             sys.exit()
         launch(lambda: options.read(sys.argv[1:]))

@@ -26,7 +26,7 @@ import shutil
 import sys
 import sysconfig
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -286,10 +286,10 @@ class PassInfo:
     """Holds what all layers of a forward pass see besides x (B, T, n_embd)."""
     idx: torch.Tensor           # token ids (B, T)
     positions: torch.Tensor     # their positions (B or 1, T)
-    cos_sin: torch.Tensor       # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
-    mask: torch.Tensor          # see scaled_dot_product_attention (None: causal)
-    cache: object               # a KVCache, or None
-    decode: bool                # whether each text gets one token; its earlier keys are in the cache
+    cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
+    mask: torch.Tensor = None           # see scaled_dot_product_attention (None: causal)
+    cache: object = None                # a KVCache, or None
+    decode: bool = False                # whether each text continues in the cache, which has its earlier keys
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -368,7 +368,7 @@ class Block(nn.Module):
 class KVCache:
     """
     Stores keys and values of all layers for a batch of texts. GPT.prefill fills it with prompts, then GPT.decode adds
-    one token to each text at a time. `lengths` counts the tokens of each text; later positions are masked. Each layer
+    tokens to each text. `lengths` counts the tokens of each text; later positions are masked. Each layer
     has one slot, so a layer that runs twice would need two. To reorder texts, index k, v and lengths in place.
     """
     def __init__(self, model, batch, size):
@@ -460,15 +460,14 @@ class GPT(nn.Module):
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
         # Without a mask, attention is causal, the fastest case. For another mask, or for numbers to add to the scores,
-        # set mask (B or 1, nh or 1, T, S) in both branches; S is cache.size or T. If it depends on ids, store them in
+        # set mask (B or 1, nh or 1, T, S) in both places; S is cache.size or T. If it depends on ids, store them in
         # the cache, because decode gets only the latest. For a mask of some layers only, add a field to PassInfo and
         # let Attention select it by self.layer.
+        positions = torch.arange(T, device=idx.device)[None]
+        mask = None
         if decode:
-            positions = cache.lengths[:, None]
+            positions = cache.lengths[:, None] + positions
             mask = causal_mask(positions, cache.size)
-        else:
-            positions = torch.arange(T, device=idx.device)[None]
-            mask = None
         x = self.model.embed_tokens(idx)
         if c.position == 'learned':
             x = x + self.model.embed_positions(positions)
@@ -488,9 +487,11 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None):
         """
-        Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats over targets
-        except -100. Add a second loss (say, of a mixture of experts) here, but only if self.training, because
-        evaluate() calls this, too. Layers can leave it in an attribute of the model, where training_step can read it.
+        Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. To leave
+        targets out, set them to -100, and weight the mean by the number of others in training_step and evaluate. Add a
+        second loss (say, of a mixture of experts) here, but only if self.training, because evaluate() calls this, too.
+        Layers can leave it in an attribute of the model, where training_step can read it. Another model (a teacher) in
+        an attribute would be saved as a part of this one; pass it to training_step.
         """
         x = self.run_layers(idx)
         if targets is None:
@@ -505,8 +506,8 @@ class GPT(nn.Module):
 
     def prefill(self, idx, lengths, cache):
         """
-        Fills a cache with prompts: idx (B, T) is padded at the end, and lengths (B,) are the token counts without
-        padding. Returns the logits (B, vocab_size) of the token after each.
+        Fills a cache with prompts, from the start: idx (B, T) is padded at the end, and lengths (B,) are the token
+        counts without padding. Returns the logits (B, vocab_size) of the token after each.
         """
         x = self.run_layers(idx, cache)
         cache.empty = False
@@ -514,10 +515,10 @@ class GPT(nn.Module):
         return self.logits(x[cache.rows, cache.lengths[:, None] - 1])[:, 0]
 
     def decode(self, idx, cache):
-        """Adds tokens idx (B, 1), one to each text. Returns the logits (B, vocab_size) of the next token."""
+        """Adds T tokens (usually one) to each text: idx (B, T). Returns the logits (B, vocab_size) of the next."""
         x = self.run_layers(idx, cache, decode=True)
-        cache.lengths += 1
-        return self.logits(x)[:, 0]
+        cache.lengths += idx.size(1)
+        return self.logits(x[:, -1])
 
     def num_params(self):
         """Returns the number of parameters, without vocabulary padding. Tied weights count once."""
@@ -778,7 +779,7 @@ def export_config(model, eot):
     d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot,
              pad_token_id=None)         # SmolLM3's default is 128,004
     if kind == 'gpt_ablation':
-        return dict(d, gpt_config=asdict(config))
+        return dict(d, gpt_config={name: x for name, x in vars(config).items() if name not in TRAINING_FIELDS})
     name, keys, _, fixed = FAMILIES[kind]
     # For a Qwen3, transformers 4.51 takes a missing sliding_window to be 4,096 tokens.
     d.update(fixed, architectures=[name], sliding_window=None)
@@ -882,7 +883,7 @@ def load_model(folder, **overrides):
         for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors, assign=True)
-        model.float().tie_and_tabulate()
+        model.float().eval().tie_and_tabulate()
     except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'{folder}: config.json and model*.safetensors do not match, or are not a model of one of '
                         f'{", ".join(FAMILIES)} ({str(e)[:300]}); use another folder')

@@ -561,7 +561,8 @@ def print_summary(meta, tok):
         documents = max(m['documents'], 1)          # A document counts where it ends
         print(f'{split:14} | {count(documents, "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
               f'{m["bytes"] / m["tokens"]:.2f} bytes per token')
-    longest = [token[:40].decode(errors='replace') for token in sorted(tok.vocab.values(), key=len)[-5:]]
+    longest = sorted(tok.vocab.values(), key=lambda token: len(token.strip()))[-5:]
+    longest = [token[:40].decode(errors='replace') for token in longest]
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
 
 # -----------------------------------------------------------------------------

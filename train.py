@@ -354,16 +354,16 @@ def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
-        # Seed dropout, independent of the number of processes if micro-batches are equally large.
+        # Seed dropout of the next forward pass, whatever the number of processes if micro-batches are equally large.
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, device)
 
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
     Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: total over all
-    processes. Returns numbers to print and log, still on the device: this process's part of the mean loss (later
-    averaged over steps and summed over processes), the gradient norm before clipping, and any that you add. All but the
-    loss are the first process's, as of the latest step.
+    processes. Returns numbers to print and log, still on the device: the mean loss of this process's sequences, the
+    gradient norm before clipping, and any that you add. Printed lines have their means over processes, the loss's also
+    over the steps since the last line.
     """
     opt.zero_grad(set_to_none=False)        # with None, g would not be cleared
     total = 0.0
@@ -380,7 +380,7 @@ def training_step(model, opt, scaler, batches, sequences, lr):
     grad_norm = opt.clip(grad_clip)
     scaler.step(opt, lr)
     scaler.update()
-    return dict(loss=total, grad_norm=grad_norm)
+    return dict(loss=total * WORLD_SIZE, grad_norm=grad_norm)
 
 def make_scaler(device, dtype):
     """Returns a loss scaler for float16, in which many gradients would underflow. It does nothing for other dtypes."""
@@ -471,7 +471,7 @@ def evaluate_run(run, last):
     check_finite(run, found['val_loss'])
     step = run.state['step']
     run.state['evaluated'] = dict(found, step=step)
-    say(f'step {step} | {describe(found)}')
+    say(f'step {step} | {describe(found)} over {found["val_tokens"]:,} tokens')
     if RANK:
         return
     log(run, found)
@@ -565,7 +565,7 @@ def fit_micro_batch(model, opt, data, T, device, micro):
     while True:
         free, total = 0, 1
         try:
-            model(*data.batch([0] * micro, T, device)).backward()
+            model(*data.batch(data.starts(0, micro, T, seed), T, device)).backward()
             torch.empty(3 * len(opt.p), device=device)           # memory for AdamW if it is not compiled
             free, total = torch.cuda.mem_get_info(device)
         except RuntimeError as e:       # from torch, Triton or cuBLAS
@@ -751,8 +751,9 @@ def model_card(run):
     evaluated, last = 'not evaluated', run.state['evaluated']
     if last['step'] == run.state['step']:
         evaluated = f'{describe(last)} over {last["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens'
+    library = 'plaingpt' if family(run.model.config) == 'gpt_ablation' else 'transformers'
     return f"""---
-library_name: transformers
+library_name: {library}
 pipeline_tag: text-generation
 license: other     # fill this in, and add base_model if there is one
 ---
@@ -785,7 +786,7 @@ def read_state(run, device):
     return folder, state
 
 # -----------------------------------------------------------------------------
-# checks, and printed lines
+# what a run starts with: options, data, model
 
 def check_options():
     """Raises UserError if an option's value is not valid."""
@@ -863,6 +864,9 @@ def options_of_run(model, T, data_folder, source, state):
         options['init_from'] = state['options'].get('init_from', 'scratch')
     return options
 
+# -----------------------------------------------------------------------------
+# printed lines
+
 def describe(entry):
     """describe(dict(val_loss=1.5, val_bpb=0.567)) -> 'validation loss 1.5000 | 0.567 bits per byte'"""
     bpb = entry['val_bpb']
@@ -889,14 +893,15 @@ def duration(seconds):
 
 def print_ending(run, final):
     """Prints the final evaluation and the next commands."""
-    best = run.state['best']
+    best, folder = run.state['best'], run.folder
     print(f'\n{describe(final)} over {final["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens')
     print(f'time            {duration(run.state["seconds"])}')
     print(f'checkpoint      {checkpoints(run.folder)[-1]}')
     if 0 < best['step'] < run.state['step']:
-        print(f'the best one    {run.folder}/step_{best["step"]:08d}, {describe(best)}')
+        folder = folder / f'step_{best["step"]:08d}'
+        print(f'the best one    {folder}, {describe(best)}')
     if run.val_data.tok:
-        print('sample from it ', command('sample.py', f'--out_dir={run.folder}'))
+        print('sample from it ', command('sample.py', f'--out_dir={folder}'))
     else:
         print(f'to sample, put the tokenizer.json that made the data into {checkpoints(run.folder)[-1]}')
     longer = [f'--max_iters={2 * max_iters}']
@@ -1026,8 +1031,10 @@ def train(run):
 
         printing = step % log_interval == 0 or step in (1, max_iters)
         if printing:            # waits for the device
-            [mean_loss] = combine('SUM', float(sum(losses)) / len(losses))
-            check_finite(run, mean_loss)
+            numbers = dict(loss=float(sum(losses)) / len(losses), lr=lr, **numbers)
+            sums = combine('SUM', *map(float, numbers.values()))
+            entry = {name: x / WORLD_SIZE for name, x in zip(numbers, sums)}
+            check_finite(run, entry['loss'])
 
         # All processes must agree on signals and the clock.
         stop, state['seconds'] = combine('MAX', interrupt.signal, time.perf_counter() - began)
@@ -1037,8 +1044,7 @@ def train(run):
         if printing:
             seconds = (time.perf_counter() - line_began) / len(losses)
             rate = batch_size * T / seconds
-            entry = dict(loss=mean_loss, lr=lr, **{name: float(x) for name, x in numbers.items()},
-                         ms=1e3 * seconds, tokens_per_second=rate)
+            entry.update(ms=1e3 * seconds, tokens_per_second=rate)
             if peak:
                 entry['mfu'] = rate * run.model.flops_per_token(T) / peak
             say(progress(step, entry, min((max_iters - step) * seconds, MAX_SECONDS - state['seconds'])))
