@@ -1,8 +1,9 @@
 question = 'Characters, bytes, words, or pieces of words?'
 # Compares tokenizers at the same compute, with three seeds, in bits per byte of text, so that all are comparable.
 #   python bench.py config/lab.py config/lab_tokenizers.py --dataset=my_text.txt
-# Answer: at equal compute, the bits per byte are 1.389 for BPE of 4,096, 1.827 for words, 1.929 for characters and
-# 2.050 for bytes.
+# Answer (AMD): at equal compute, the bits per byte are 1.348 for words (4,096 tokens; bytes spell other words), 1.378,
+# 1.469 and 1.579 for BPE of 4,096, 1,024 and 512, 1.915 for characters and 1.998 for bytes, with standard deviations of
+# up to 0.034 over seeds. TinyStories has few different words.
 import torch
 from model import GPT, GPTConfig
 
