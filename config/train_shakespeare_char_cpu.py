@@ -8,7 +8,7 @@ block_size = 64
 n_layer = 4
 n_head = 4
 n_embd = 128
-d_ff = 344                  # three matrices of 344 instead of two of 512: 0.80M parameters, as many as nanoGPT's
+d_ff = 344                  # three matrices of 344 instead of two of 512: 0.81M parameters, like nanoGPT's
 
 batch_size = 12
 max_iters = 2_000
