@@ -76,6 +76,8 @@ def check_options(tokenizer, vocab_size):
     if has_words:
         check_vocab_size(vocab_size, [END_OF_TEXT])
     refuse_unused(dict(pattern=has_words, vocab_size=has_words))
+    if separator in ('n', 'nn', 'rn', 't'):         # A shell removes \\ unless it is quoted
+        raise UserError(f"separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator='\\n'")
     check_range(config, 0, 1, 'val_fraction')
     check_range(config, 0, math.inf, 'workers')
     check_range(config, 1, math.inf, 'shard_tokens')
@@ -205,7 +207,11 @@ PACKED = '[.](gz|xz|zst|bz2|lzma)$'
 
 def reader_of(path):
     """Returns the function that reads a format, None for text: reader_of(Path('a.csv.gz')) -> csv_rows"""
-    return READERS.get(Path(re.sub(rf'(-\d+-of-\d+)?({PACKED})?$', '', path.name.lower())).suffix)
+    name = re.sub(rf'(-\d+-of-\d+)?({PACKED})?$', '', path.name.lower())
+    if '.' not in name:
+        with opened(path) as file:
+            return jsonl_rows if file.read(2) == b'{"' else None
+    return READERS.get(Path(name).suffix)
 
 def shown(files, label):
     """Returns the files, with a progress bar if reading takes long."""
@@ -290,13 +296,13 @@ def opened(path):
             if mark[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 file = io.BytesIO(file.read().decode('utf-16').encode())
             yield file
-    except UserError:
+    except (UserError, ImportError):
         raise
     except UnicodeDecodeError as e:
         raise NotUTF8(path, e, None)
     except Exception as e:      # Every format has its own errors
-        raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); check the file (.parquet and .arrow need '
-                        f'`pip install pyarrow`, .zst `pip install backports.zstd`)')
+        raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); check the file (.zst needs `pip install '
+                        f'backports.zstd`)')
 
 def cut_text(file, path, separator):
     """Yields the parts of a text, split at its separators."""

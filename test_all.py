@@ -1908,6 +1908,14 @@ def test_every_form_of_the_same_documents_gives_the_same_shards(monkeypatch):
     assert all(one == found[0] for one in found)
     assert data.all_texts == sorted(texts)
 
+def test_json_lines_are_known_without_a_suffix_and_parquet_needs_a_package(monkeypatch):
+    write('d/wiki_00', '\n'.join(json.dumps(dict(text=text)) for text in ('a page', 'another')))
+    data = Prepared('d', tokenizer='byte')
+    assert data.tok.decode(data.train + data.val) == f'a page{END_OF_TEXT}another{END_OF_TEXT}'
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    write('a.parquet', 'nothing')
+    assert 'is missing; run: pip install pyarrow' in refusal('prepare.py --dataset=a.parquet')
+
 def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
     for name in 'train-0', 'values', 'validation-0', 'test-0':
         write(f'hub/{name}.jsonl', json.dumps(dict(text=name)))
@@ -4091,6 +4099,7 @@ prepare.py --dataset=cut | cannot train on cut (val.bin
 prepare.py --dataset=quote.tsv | quote.tsv, record 2, is not an object with a text in 'text' (Error: ' ' expected
 prepare.py --dataset=latin | iconv -f cp1252 -t utf-8, and do the same for 1 file (latin/c.txt)
 prepare.py --dataset=damaged.txt | iconv -f utf-8 -c -t utf-8
+prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
 prepare.py --dataset=pointer.jsonl | pointer.jsonl is only a Git LFS pointer; run git lfs pull
 prepare.py --dataset= | no text at ''
 prepare.py --dataset=utf16.txt | no text for training, or for validation with --val_dataset (other: 1 file (utf16.txt
@@ -4105,7 +4114,6 @@ prepare.py --dataset=small.txt --tokenizer=char --vocab_size=65 | --vocab_size=6
 prepare.py --dataset=small.txt --val_dataset=letter.txt --val_fraction=0.2 | --val_fraction=0.2 has no effect
 prepare.py --dataset=small.txt --workers=-1 | workers
 prepare.py --dataset=nonsense.zst | cannot read nonsense.zst
-prepare.py --dataset=nonsense.parquet | cannot read nonsense.parquet
 prepare.py --dataset=cut.gz | cannot read cut.gz
 prepare.py --dataset=cut.gz --tokenizer=byte | cannot read cut.gz
 prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
