@@ -61,7 +61,7 @@ def refuse_unused(used):
     for name, is_used in used.items():
         typed = config.source.get(name, '')
         if typed.startswith('--') and config[name] != config.defaults[name] and not is_used:
-            raise UserError(f'{typed} has no effect on this data; leave it out')
+            raise UserError(f'{typed} has no effect here; leave it out')
 
 def check_options(tokenizer, vocab_size):
     """Raises UserError if an option's value is not valid, or not used."""

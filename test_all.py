@@ -2794,7 +2794,7 @@ def test_a_checkpoint_of_earlier_versions_is_resumed():
 def test_another_model_is_evaluated_before_it_is_trained_and_a_new_one_is_not():
     run = train_here('a', '--max_iters=3')
     assert [entry['step'] for entry in run.log if 'val_loss' in entry] == [3]
-    further = train_here('b', f'--max_iters=3 --init_from={run.last} --dataset=corpus.txt')
+    further = train_here('b', f'--max_iters=3 --init_from={run.last} --tokenizer=bpe')
     assert [entry['step'] for entry in further.log if 'val_loss' in entry] == [0, 3]
     assert further.val_losses[0] == run.val_losses[0]
     assert further.kept == [3]
@@ -2916,7 +2916,7 @@ def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
 def test_a_config_file_does_not_lengthen_a_model_but_an_option_does():
     train_here('a', '--max_iters=1')
     write('longer.py', 'block_size = 64\n')
-    line = SMALL_RUN.replace('--block_size=16', 'longer.py') + ' --init_from=a --max_iters=1'
+    line = SMALL_RUN.replace('--block_size=16', 'longer.py') + ' --init_from=a --tokenizer=bpe --max_iters=1'
     for more, length in ('', 16), ('--block_size=32', 32):
         assert command(f'train.py {line} --out_dir=b{length} {more}') == 0
         assert read_json(Run(f'b{length}').last / 'config.json')['max_position_embeddings'] == length
@@ -2944,6 +2944,8 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
     write_corpus('new.txt', 22)
     for source in 'a', 'theirs', 'auto:theirs':
         options = f'--dataset=new.txt --init_from={source} --block_size=8 --learning_rate=0 --max_iters=1'
+        assert '--tokenizer=byte has no effect' in refusal(f'train.py {SMALL_RUN} {options}')
+        options += ' --tokenizer=bpe'
         run = train_here('b', options)
         for name in 'model.safetensors', 'tokenizer.json', 'config.json':
             assert (run.last / name).read_bytes() == (first.last / name).read_bytes()
@@ -2954,8 +2956,9 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
             assert train_here('b', options.replace('iters=1', 'iters=3')).kept == [1, 2, 3]
         shutil.rmtree('b')
     folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
-    assert 'not made with' in refusal(f'train.py {SMALL_RUN} --dataset={folder} --init_from=theirs')
-    longer = train_here('c', '--dataset=new.txt --init_from=theirs --block_size=32 --max_iters=1')
+    options = '--init_from=theirs --tokenizer=bpe --max_iters=1'
+    assert 'not made with' in refusal(f'train.py {SMALL_RUN} --dataset={folder} {options}')
+    longer = train_here('c', f'--dataset=new.txt --block_size=32 {options}')
     assert read_json(longer.last / 'config.json')['max_position_embeddings'] == 32
 
 def test_a_token_that_the_model_lacks_does_no_harm_if_no_text_has_it():
@@ -2964,7 +2967,7 @@ def test_a_token_that_the_model_lacks_does_no_harm_if_no_text_has_it():
     tok = read_json('theirs/tokenizer.json')
     tok['added_tokens'].append(dict(tok['added_tokens'][-1], id=257, content='[PAD]'))
     write('theirs/tokenizer.json', json.dumps(tok))
-    last = train_here('b', '--init_from=theirs --dataset=corpus.txt --max_iters=1').last
+    last = train_here('b', '--init_from=theirs --tokenizer=bpe --max_iters=1').last
     assert read_json(last / 'config.json')['vocab_size'] == 257
     assert load_tokenizer(last / 'tokenizer.json').vocab_size == 258
 
@@ -2973,7 +2976,7 @@ def test_a_model_in_bfloat16_is_saved_in_it_and_resumed_from_more():
     shutil.copytree(first.last, 'theirs', ignore=shutil.ignore_patterns('manifest.json', 'training*'))
     tensors = load_file('theirs/model.safetensors')
     save_file({name: x.bfloat16() for name, x in tensors.items()}, 'theirs/model.safetensors')
-    options = '--init_from=theirs --dataset=corpus.txt --lr_decay_iters=6 --save_interval=3'
+    options = '--init_from=theirs --tokenizer=bpe --lr_decay_iters=6 --save_interval=3'
     straight = train_here('b', f'{options} --max_iters=6')
     train_here('c', f'{options} --max_iters=3')
     assert train_here('c', '--lr_decay_iters=6 --max_iters=6 --init_from=resume').bits == straight.bits

@@ -819,6 +819,7 @@ def open_data(source):
     model in the folder source if given. Raises UserError if they are damaged, too few, or for another model.
     """
     wanted = str(source / 'tokenizer.json') if source else tokenizer
+    prepare.refuse_unused(dict(tokenizer=not source))
     folder = find_or_prepare(dataset, wanted, vocab_size)
     meta = check_data(folder, read_meta(folder))
     tok_path = folder / 'tokenizer.json'
