@@ -507,8 +507,9 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
     made_with = config.defaults | read_meta(folder)         # A folder may be older than an option
+    refuse_unused({name: made_with.get(name) is not None for name in settings})         # None: not used by these texts
     for key, value in settings.items():
-        if made_with.get(key, value) != value:
+        if made_with.get(key, value) not in (value, None):
             other = 'other texts or paths' if key == 'source_hash' else f'{key} = {made_with[key]!r}, not {value!r}'
             raise UserError(f'{folder} was made with {other}; remove it to make it again, rename the text, or train on '
                             f'it as it is with --dataset={folder}')
@@ -522,10 +523,12 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
                         f'convert files to UTF-8, and rename those that are called val or test but are for training')
     texts = parts['train'] + parts['val']
     tables = [path for path in texts if reader_of(path)]
-    refuse_unused(dict(text_field=tables, separator=len(tables) < len(texts), val_fraction=not parts['val']))
+    used = dict(text_field=tables, separator=len(tables) < len(texts), val_fraction=not parts['val'])
+    refuse_unused(used)
     print(f'preparing {settings["source"]} -> {folder} ({found})')
     read = partial(split_texts, parts['train'], parts['val'], settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, vocab_size, join_parts(read('learning tokens')))
+    settings.update((name, None) for name in used if not used[name])
     meta = dict(settings, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str, eot=tok.eot)
 
     with new_folder(folder) as new:

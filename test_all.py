@@ -2195,17 +2195,20 @@ def test_a_second_run_finds_the_folder_and_another_source_is_refused():
 
 def test_an_option_without_effect_is_refused_in_the_second_run_as_well():
     assert command('prepare.py --dataset=corpus.txt --tokenizer=byte') == 0
-    again = 'prepare.py --dataset=corpus.txt --tokenizer=byte --vocab_size=300'
-    assert '--vocab_size=300 has no effect' in refusal(again)
+    write('d/train.txt', 'a text')
+    write('d/val.txt', 'another')
+    assert command('prepare.py --dataset=d --tokenizer=byte') == 0
+    for dataset, option in ('corpus.txt', 'vocab_size=300'), ('corpus.txt', 'text_field=a'), ('d', 'val_fraction=0.3'):
+        assert 'has no effect' in refusal(f'prepare.py --tokenizer=byte --dataset={dataset} --{option}')
 
 def test_a_setting_that_an_old_folder_lacks_counts_as_the_default_of_its_option():
     folder = find_or_prepare('corpus.txt', 'byte')
     meta = read_json(folder / 'meta.json')
-    assert meta.pop('text_field') == 'text'
+    assert meta.pop('separator') == END_OF_TEXT
     write(folder / 'meta.json', json.dumps(meta))
     assert find_or_prepare('corpus.txt', 'byte') == folder
-    with user_error("was made with text_field = 'text', not 'body'"):
-        run_main(prepare, dataset='corpus.txt', tokenizer='byte', text_field='body')
+    with user_error("was made with separator = '<.endoftext.>', not 'x'"):
+        run_main(prepare, dataset='corpus.txt', tokenizer='byte', separator='x')
 
 # the summary
 
