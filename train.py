@@ -7,7 +7,7 @@ Trains a GPT on whatever device there is.
     python train.py out/python/config.py --init_from=resume
     torchrun --nproc_per_node=4 train.py                   # one process per GPU (or, without GPUs, per CPU share)
 
-It prepares the data if they are missing, prints a line every log_interval steps (with the MFU on a known GPU)
+It prepares missing data, prints a line every log_interval steps (with the MFU on a known GPU)
 
     step 350 | loss 3.9447 | lr 6.0e-03 | norm 0.37 | 94.6 ms | 21,651 tok/s | 1 min left
 
@@ -59,7 +59,7 @@ init_from = 'scratch'   # scratch, resume, auto (resume if out_dir has a checkpo
 max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
                         # final evaluation may take as long again
-eval_interval = 500     # steps between evaluations
+eval_interval = 250     # steps between evaluations
 eval_tokens = 32768     # validation tokens per evaluation, spread evenly over the split (0: all)
 save_interval = 0       # steps between checkpoints (0: one after each evaluation)
 eval_only = False       # only evaluate the complete validation split
@@ -738,7 +738,7 @@ def draw_curves(run):
     rows = [['loss', name] for name in ('lr', 'grad_norm', 'tokens_per_second')]
     axes = figure.subplot_mosaic(rows, width_ratios=[3, 1])
     for name, axis in axes.items():
-        axis.plot(*zip(*points(entries, name)), label='training')
+        axis.plot(*zip(*points(entries, name)), label='training, mean since the last point')
         axis.set(title=name, xlabel='step')
         axis.grid(alpha=0.3)
     axes['loss'].plot(*zip(*points(entries, 'val_loss')), 'o--', label='validation')
