@@ -2,6 +2,6 @@
 # The two tables have 1.0M parameters and cost no FLOPs. transformers has no class for such a model.
 #   python train.py config/train_tricks.py
 # Measured: 1.276 bits per byte, the mean of seeds 1, 2 and 3 (1.280, 1.274, 1.275), where the default run has 1.324,
-# after 2 min 5 s to 2 min 17 s on two cores of an AMD EPYC with AVX512_BF16.
+# after 2 min 4 s to 2 min 20 s on two cores of an AMD EPYC with AVX512_BF16.
 value_embeds = True
 embed_scale = 40.0
