@@ -2999,7 +2999,8 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     ids = dict(bos_token_id=1, eos_token_id=7, pad_token_id=0)        # 7 ends a turn, as in chat models
     write(base / 'config.json', json.dumps(read_json(base / 'config.json') | ids))
     write(base / 'generation_config.json', json.dumps(dict(eos_token_id=[7, 9], top_k=5)))
-    options = '--dataset=new.txt --init_from=hub/theirs --n_head=4 --block_size=8 --max_iters=2 --sample_tokens=3'
+    options = ('--dataset=new.txt --init_from=hub/theirs --tokenizer=bpe --n_head=4 --block_size=8 --max_iters=2 '
+               '--sample_tokens=3')
     last = train_here('b', options).last
     assert (last / 'chat_template.jinja').read_bytes() == (base / 'chat_template.jinja').read_bytes()
     ends = dict(eos_token_id=[2, 7, 9])         # id 2 ends each document
