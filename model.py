@@ -368,8 +368,8 @@ class Block(nn.Module):
 class KVCache:
     """
     Stores keys and values of all layers for a batch of texts. GPT.prefill fills it with prompts, then GPT.decode adds
-    tokens to each text. `lengths` counts the tokens of each text; later positions are masked. Each layer
-    has one slot, so a layer that runs twice would need two. To reorder texts, index k, v and lengths in place.
+    tokens to each text. `lengths` counts the tokens of each text; later positions are masked. Each layer has one slot,
+    so a layer that runs twice would need two. To reorder texts, index k, v and lengths in place.
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
@@ -506,7 +506,7 @@ class GPT(nn.Module):
 
     def prefill(self, idx, lengths, cache):
         """
-        Fills a cache with prompts, from the start: idx (B, T) is padded at the end, and lengths (B,) are the token
+        Fills a cache with prompts from position 0: idx (B, T) is padded at the end, and lengths (B,) are the token
         counts without padding. Returns the logits (B, vocab_size) of the token after each.
         """
         x = self.run_layers(idx, cache)
@@ -515,7 +515,7 @@ class GPT(nn.Module):
         return self.logits(x[cache.rows, cache.lengths[:, None] - 1])[:, 0]
 
     def decode(self, idx, cache):
-        """Adds T tokens (usually one) to each text: idx (B, T). Returns the logits (B, vocab_size) of the next."""
+        """Adds T tokens (usually one) to each text: idx (B, T). Returns the logits (B, vocab_size) after the last."""
         x = self.run_layers(idx, cache, decode=True)
         cache.lengths += idx.size(1)
         return self.logits(x[:, -1])

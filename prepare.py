@@ -76,7 +76,7 @@ def check_options(tokenizer, vocab_size):
     if has_words:
         check_vocab_size(vocab_size, [END_OF_TEXT])
     refuse_unused(dict(pattern=has_words, vocab_size=has_words))
-    if separator in ('n', 'nn', 'rn', 't'):         # A shell removes \\ unless it is quoted
+    if separator in ('n', 'nn', 'rn', 't'):         # A shell removes an unquoted backslash
         raise UserError(f"separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator='\\n'")
     check_range(config, 0, 1, 'val_fraction')
     check_range(config, 0, math.inf, 'workers')

@@ -241,7 +241,7 @@ def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
 
 class WordTokenizer(Tokenizer):
-    """Has tokens for whole words, besides those for the 256 bytes, which spell other words. It has no merges."""
+    """Has no merges, but a token for each byte and for some whole words. Bytes spell the other words."""
     def word_ids(self, word):
         id = self.id_of.get(word.encode())
         return super().word_ids(word) if id is None else [id]
@@ -264,7 +264,7 @@ class CharTokenizer(BaseTokenizer):
             raise UserError(f'the vocabulary of characters lacks {e}; leave it out, or use another tokenizer')
 
     def as_json(self):
-        model = dict(type='WordLevel', vocab=self.ids, unk_token='<unk>')        # required, but not in vocab
+        model = dict(type='WordLevel', vocab=self.ids, unk_token='<unk>')        # `tokenizers` requires one
         return split_at(r'[\s\S]', 'Removed', True), model, dict(type='Fuse')
 
 # -----------------------------------------------------------------------------

@@ -354,7 +354,8 @@ def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
-        # Seed dropout of the next forward pass, whatever the number of processes if micro-batches are equally large.
+        # Seed dropout for the forward pass that follows. If micro-batches are equally large, it does not depend on the
+        # number of processes.
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, device)
 
@@ -362,8 +363,8 @@ def training_step(model, opt, scaler, batches, sequences, lr):
     """
     Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: total over all
     processes. Returns numbers to print and log, still on the device: the mean loss of this process's sequences, the
-    gradient norm before clipping, and any that you add. Printed lines have their means over processes, the loss's also
-    over the steps since the last line.
+    gradient norm before clipping, and any that you add. Each is averaged over processes, and the loss also over the
+    steps since the last printed line.
     """
     opt.zero_grad(set_to_none=False)        # with None, g would not be cleared
     total = 0.0
