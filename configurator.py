@@ -31,6 +31,130 @@ from filelock import FileLock, Timeout
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
+class UserError(Exception):
+    """A mistake that users can fix. The message is one line that ends with what to do next."""
+    status = 2          # exit status
+    kind = 'error'      # beginning of the line
+
+class Options(dict):
+    """
+    Options by name. defaults: their values before any was set. source: {option: the argument that set it}. mirrors:
+    other dicts to keep up to date, such as a script's globals; read() updates them, too.
+    """
+    def __init__(self, defaults, mirrors=()):
+        super().__init__(defaults)
+        self.defaults = dict(defaults)
+        self.source = {}
+        self.mirrors = mirrors
+
+    def read(self, arguments):
+        """Sets options from arguments, left to right. Raises UserError."""
+        for argument in arguments:
+            if argument.startswith('--'):
+                found = read_pair(argument, self)
+            else:
+                found = run_file(argument, self)
+            self.update(found)
+            self.source.update(dict.fromkeys(found, argument))
+        for mirror in self.mirrors:
+            for name in mirror.keys() & self.keys():
+                mirror[name] = self[name]
+
+def configure(script, *others, quiet=False):
+    """
+    Overrides the options of a script from the command line, if it was launched, and returns all of them as Options.
+
+    script: the globals() of the script. others: modules and classes whose options it also takes, as train.py takes
+    those of prepare.py and the fields of GPTConfig. The new values are written to the globals of the script and of
+    those modules, and to their config; classes stay as they are. quiet: do not print what was set. A launched script
+    exits with one line and status 2 if an argument cannot be read.
+    """
+    defaults, mirrors = {}, []
+    for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
+        before = getattr(space.get('config'), 'defaults', {})       # an earlier run in a notebook may have set others
+        for name, value in space.items():
+            if name.islower() and not name.startswith('_') and type(value) in KINDS:
+                defaults[name] = before.get(name, value)
+        if isinstance(space, dict):         # of a module, not of a class
+            mirrors += [space, space.get('config', {})]
+    options = Options(defaults, mirrors)
+    for mirror in mirrors:
+        if isinstance(mirror, Options):
+            mirror.source = options.source
+
+    if script['__name__'] == '__main__':
+        with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
+            sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
+        if {'-h', '--help'} & {*sys.argv}:
+            launch(lambda: print_help(others))
+            sys.exit()
+        launch(lambda: options.read(sys.argv[1:]))
+
+    if os.environ.get('RANK', '0') == '0' and not quiet:
+        for name, argument in options.source.items():
+            print(f'{name} = {options[name]!r}  ({argument})')
+    return options
+
+def read_pair(argument, options):
+    """Parses --name=text: --lr=1 -> {'lr': 1.0}. Raises UserError."""
+    name, equals, value = argument[2:].partition('=')
+    default = options.defaults.get(name)
+    kind = type(default)
+    if not equals:
+        value = True            # a switch, such as --wandb_log; fit() refuses it for most other options
+    elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
+        value = value.lower() == 'true'
+    elif kind in (int, float):
+        with suppress(ValueError):      # fit() raises an error for what is not a number
+            value = kind(value)
+    return {name: fit(value, name, options, argument)}
+
+def fit(value, name, options, where):
+    """Returns a value in the type of the option's default (an int may become a float). Raises UserError."""
+    if name not in options:
+        near = difflib.get_close_matches(name, options, 1)
+        hint = f'did you mean {near[0]}? (--help lists all options)' if near else 'run with --help to list all options'
+        raise UserError(f'unknown option {name} ({where}); {FOREIGN.get(name, hint)}')
+    default = options.defaults[name]
+    kind = type(default)
+    if default == 'auto' and type(value) is bool:
+        return value
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is str and not name.endswith(('start', 'separator')):         # these are text, not paths
+        before, tilde, path = value.partition('~/')         # a shell does not expand it after =
+        if tilde and before in ('', 'auto:'):
+            value = before + os.path.expanduser(tilde) + path
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
+    return value
+
+def run_file(path, options):
+    """
+    Runs a config file with the options so far. Returns {name: value} of the options that it changes. Repeating a value
+    does not count as setting it, because the config.py of a run names every option. Raises UserError.
+    """
+    if not path.endswith('.py') or not os.path.isfile(path):
+        raise UserError(f'{path} is not a config file; use one (`ls config`), --key=value, or --help')
+    try:
+        found = runpy.run_path(path, options)         # the file's globals start as the options
+    except Exception as e:          # any error in the file is the user's to fix
+        lines = [getattr(e, 'lineno', 0)]       # of a syntax error; otherwise, the last line that ran
+        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
+        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
+
+    changed = {}
+    for name, value in found.items():
+        if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
+            continue            # the file's own names
+        value = fit(value, name, options, path)
+        if value != options[name]:
+            changed[name] = value
+    return changed
+
+# -----------------------------------------------------------------------------
+# End of the core. The rest is support code: help, errors, output, files.
+
 # options that people type from habit, and what to do here instead
 FOREIGN = {
     'gradient_accumulation_steps': 'batch_size counts all sequences of an optimizer step here, so set batch_size to '
@@ -43,13 +167,30 @@ FOREIGN = {
     'question': 'run `python bench.py` with these arguments',
 }
 
+def check_range(options, least, limit, *names):
+    """Raises UserError unless each of these options is at least `least` and below limit."""
+    for name in names:
+        if not least <= options[name] < limit:
+            below = f' and below {limit}' if limit < math.inf else ''
+            raise UserError(f'{name} = {options[name]} is not at least {least}{below}; change --{name}')
+
+def as_file(options):
+    """Returns the text of a config file that sets these options."""
+    return ''.join(f'{name} = {value!r}\n' for name, value in options.items())
+
+# matches a script's options (between two dashed lines) or a class's fields (up to a blank line)
+OPTIONS = re.compile(r'^(?:# -+|class \w+:)\n(.+?)\n(?:# -|\n)', re.M | re.S)
+
+def print_help(others):
+    """Prints the script's docstring and all its options, as in the source."""
+    script = sys.modules['__main__']
+    print(inspect.getdoc(script))
+    for space in [script, *others]:
+        options = OPTIONS.search(inspect.getsource(space))
+        print(f'\n# {inspect.getfile(space)}\n{options[1]}')
+
 # -----------------------------------------------------------------------------
 # errors, output and files
-
-class UserError(Exception):
-    """A mistake that users can fix. The message is one line that ends with what to do next."""
-    status = 2          # exit status
-    kind = 'error'      # beginning of the line
 
 class Diverged(UserError):
     """The loss or a weight became nan or inf."""
@@ -177,144 +318,3 @@ def conversion(kind, folder):
     path = json.dumps(str(folder))
     code = f'from transformers import {kind} as A; A.from_pretrained({path}).save_pretrained({path})'
     return shlex.join(['python', '-c', code])
-
-# -----------------------------------------------------------------------------
-# options
-
-class Options(dict):
-    """
-    Options by name. defaults: their values before any was set. source: {option: the argument that set it}. mirrors:
-    other dicts to keep up to date, such as a script's globals; read() updates them, too.
-    """
-    def __init__(self, defaults, mirrors=()):
-        super().__init__(defaults)
-        self.defaults = dict(defaults)
-        self.source = {}
-        self.mirrors = mirrors
-
-    def read(self, arguments):
-        """Sets options from arguments, left to right. Raises UserError."""
-        for argument in arguments:
-            if argument.startswith('--'):
-                found = read_pair(argument, self)
-            else:
-                found = run_file(argument, self)
-            self.update(found)
-            self.source.update(dict.fromkeys(found, argument))
-        for mirror in self.mirrors:
-            for name in mirror.keys() & self.keys():
-                mirror[name] = self[name]
-
-def configure(script, *others, quiet=False):
-    """
-    Overrides the options of a script from the command line, if it was launched, and returns all of them as Options.
-
-    script: the globals() of the script. others: modules and classes whose options it also takes, as train.py takes
-    those of prepare.py and the fields of GPTConfig. The new values are written to the globals of the script and of
-    those modules, and to their config; classes stay as they are. quiet: do not print what was set. A launched script
-    exits with one line and status 2 if an argument cannot be read.
-    """
-    defaults, mirrors = {}, []
-    for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
-        before = getattr(space.get('config'), 'defaults', {})       # an earlier run in a notebook may have set others
-        for name, value in space.items():
-            if name.islower() and not name.startswith('_') and type(value) in KINDS:
-                defaults[name] = before.get(name, value)
-        if isinstance(space, dict):         # of a module, not of a class
-            mirrors += [space, space.get('config', {})]
-    options = Options(defaults, mirrors)
-    for mirror in mirrors:
-        if isinstance(mirror, Options):
-            mirror.source = options.source
-
-    if script['__name__'] == '__main__':
-        with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
-            sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
-        if {'-h', '--help'} & {*sys.argv}:
-            launch(lambda: print_help(others))
-            sys.exit()
-        launch(lambda: options.read(sys.argv[1:]))
-
-    if os.environ.get('RANK', '0') == '0' and not quiet:
-        for name, argument in options.source.items():
-            print(f'{name} = {options[name]!r}  ({argument})')
-    return options
-
-def read_pair(argument, options):
-    """Parses --name=text: --lr=1 -> {'lr': 1.0}. Raises UserError."""
-    name, equals, value = argument[2:].partition('=')
-    default = options.defaults.get(name)
-    kind = type(default)
-    if not equals:
-        value = True            # a switch, such as --wandb_log; fit() refuses it for most other options
-    elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
-        value = value.lower() == 'true'
-    elif kind in (int, float):
-        with suppress(ValueError):      # fit() raises an error for what is not a number
-            value = kind(value)
-    return {name: fit(value, name, options, argument)}
-
-def fit(value, name, options, where):
-    """Returns a value in the type of the option's default (an int may become a float). Raises UserError."""
-    if name not in options:
-        near = difflib.get_close_matches(name, options, 1)
-        hint = f'did you mean {near[0]}? (--help lists all options)' if near else 'run with --help to list all options'
-        raise UserError(f'unknown option {name} ({where}); {FOREIGN.get(name, hint)}')
-    default = options.defaults[name]
-    kind = type(default)
-    if default == 'auto' and type(value) is bool:
-        return value
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is str and not name.endswith(('start', 'separator')):         # these are text, not paths
-        before, tilde, path = value.partition('~/')         # a shell does not expand it after =
-        if tilde and before in ('', 'auto:'):
-            value = before + os.path.expanduser(tilde) + path
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
-    return value
-
-def run_file(path, options):
-    """
-    Runs a config file with the options so far. Returns {name: value} of the options that it changes. Repeating a value
-    does not count as setting it, because the config.py of a run names every option. Raises UserError.
-    """
-    if not path.endswith('.py') or not os.path.isfile(path):
-        raise UserError(f'{path} is not a config file; use one (`ls config`), --key=value, or --help')
-    try:
-        found = runpy.run_path(path, options)         # the file's globals start as the options
-    except Exception as e:          # any error in the file is the user's to fix
-        lines = [getattr(e, 'lineno', 0)]       # of a syntax error; otherwise, the last line that ran
-        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
-        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
-
-    changed = {}
-    for name, value in found.items():
-        if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
-            continue            # the file's own names
-        value = fit(value, name, options, path)
-        if value != options[name]:
-            changed[name] = value
-    return changed
-
-def check_range(options, least, limit, *names):
-    """Raises UserError unless each of these options is at least `least` and below limit."""
-    for name in names:
-        if not least <= options[name] < limit:
-            below = f' and below {limit}' if limit < math.inf else ''
-            raise UserError(f'{name} = {options[name]} is not at least {least}{below}; change --{name}')
-
-def as_file(options):
-    """Returns the text of a config file that sets these options."""
-    return ''.join(f'{name} = {value!r}\n' for name, value in options.items())
-
-# matches a script's options (between two dashed lines) or a class's fields (up to a blank line)
-OPTIONS = re.compile(r'^(?:# -+|class \w+:)\n(.+?)\n(?:# -|\n)', re.M | re.S)
-
-def print_help(others):
-    """Prints the script's docstring and all its options, as in the source."""
-    script = sys.modules['__main__']
-    print(inspect.getdoc(script))
-    for space in [script, *others]:
-        options = OPTIONS.search(inspect.getsource(space))
-        print(f'\n# {inspect.getfile(space)}\n{options[1]}')
