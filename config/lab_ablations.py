@@ -1,8 +1,8 @@
 question = 'What does each part buy?'
 # Changes one part at a time, except for GPT-2, which changes many, with three seeds.
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
-# Answer: no position: +0.237, SiLU instead of SwiGLU +0.068, one head of keys +0.030. Without norms, the loss is
-# 0.086 lower in so short a run.
+# Answer (AMD): no position: +0.243, SiLU instead of SwiGLU +0.090, one head of keys +0.035, no norms +0.017, and
+# post-norm -0.031, with standard deviations of 0.005 to 0.017 over seeds.
 what = 'compare'
 out_dir = 'out/lab_ablations'
 variants = f'''
