@@ -369,7 +369,7 @@ class KVCache:
     """
     Stores keys and values of all layers for a batch of texts. GPT.prefill fills it with prompts, then GPT.decode adds
     tokens to each text. `lengths` counts the tokens of each text; later positions are masked. Each layer has one slot,
-    so a layer that runs twice would need two. To reorder texts, index k, v and lengths in place.
+    so a layer that runs twice would need two. To reorder texts, index k, v and lengths in place (as CUDA graphs need).
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
@@ -381,9 +381,6 @@ class KVCache:
             self.lengths = torch.zeros(batch, dtype=torch.int64)
             self.rows = torch.arange(batch)[:, None]
         self.size, self.empty = size, True
-        if device.type == 'cuda' and 'torch._dynamo' in sys.modules:        # CUDA graphs write only to fixed addresses
-            for t in (*self.k, *self.v, self.lengths, self.rows):
-                torch._dynamo.mark_static_address(t, guard=False)
 
     def update(self, layer, info, k, v):
         """

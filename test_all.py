@@ -959,6 +959,27 @@ def test_packed_matrices_give_the_same_logits():
     assert not torch.equal(logits, want)
     close(logits, want, rtol=5e-3, atol=5e-3)
 
+def test_a_graph_is_replayed_only_for_its_cache_and_shape(monkeypatch):
+    def decode(idx, cache):
+        return idx * cache.scale
+
+    class Graph:            # stands in for torch.cuda.CUDAGraph, where there is no GPU
+        def replay(self):
+            replays.append(self)
+            replayed.logits.copy_(decode(replayed.idx, replayed.key[0]))
+
+    replays, replayed = [], sample.Replayed(decode)
+    monkeypatch.setattr('torch.cuda.CUDAGraph', Graph)
+    monkeypatch.setattr('torch.cuda.graph', nullcontext)
+    for scale, shape in ((2, (3, 1)), (5, (3, 1)), (5, (3, 2))):
+        cache, found = Mock(scale=scale), []
+        for _ in range(4):
+            idx = torch.randint(100, shape)
+            found.append((replayed(idx, cache), idx * scale))
+        for logits, want in found:          # the later steps have not changed the earlier logits
+            assert logits.equal(want)
+    assert len(replays) == 9 and len(set(replays)) == 3
+
 @parametrize('dtype, compiled', [('float16', True), ('bfloat16', False)])
 def test_only_a_model_in_float16_that_is_not_compiled_is_packed(dtype, compiled):
     model = small_gpt()
