@@ -1,6 +1,6 @@
 # Trains GPT-2 124M (GELU, LayerNorm, learned positions, biases, tied weights) on 10B tokens of FineWeb-Edu with the
 # schedule of Karpathy's build-nanogpt: 19,073 steps of 512 sequences x 1,024 = 524,288 tokens. It takes 8.5e18 FLOPs
-# (8.54e8 per token): 5.6 hours at the 497,000 tokens/s of one H100 (measured), or 45 minutes on eight at 40% of their
+# (8.54e8 per token): 5.4 hours at the 510,000 tokens/s of one H100 (measured), or 45 minutes on eight at 40% of their
 # peak.
 #   torchrun --nproc_per_node=8 train.py config/train_gpt2.py
 # The result has not been measured here.
