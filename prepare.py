@@ -574,9 +574,6 @@ def print_summary(meta, tok):
     longest = [token[:40].decode(errors='replace') for token in longest]
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
 
-# -----------------------------------------------------------------------------
-# Reading shards
-
 def read_meta(folder):
     """Returns meta.json of a data folder, or one made for nanoGPT's folders (train.bin, val.bin), which lack it."""
     path = folder / 'meta.json'
@@ -638,6 +635,9 @@ def data_hash(meta):
     shas = [shard['sha256'] for shard in meta['train']['shards'] + meta['val']['shards']]
     return joint_sha256(shas)[:8]
 
+# -----------------------------------------------------------------------------
+# Reading shards. A split's tokens are in several .bin files, which meta.json lists.
+
 class Shards:
     """Reads the shards of a split as one long array of tokens. tok: their tokenizer, if it is known."""
     def __init__(self, folder, split, meta, tok=None):
@@ -651,7 +651,10 @@ class Shards:
         return self.shard_starts[-1]
 
     def text_bytes(self, starts, length):
-        """Returns how many bytes of text the targets of these windows have, 0 without a tok. Ends have none."""
+        """
+        Returns how many bytes of text the targets of these windows have, for bits per byte: 0 if there is no tokenizer.
+        The ids that end documents count as none.
+        """
         ids = np.concatenate([self.read(start + 1, length) for start in starts])
         return len(self.tok.decode_bytes(ids[ids != self.tok.eot])) if self.tok else 0
 
@@ -668,7 +671,10 @@ class Shards:
         return tokens
 
     def starts(self, first, count, T, seed):
-        """Returns the starts of `count` sequences from number `first` on, in endless epochs. Stateless."""
+        """
+        Returns where `count` sequences of T tokens start, from the run's sequence number `first` on. Epochs follow each
+        other without end. It depends on the arguments alone, so there is no state to save.
+        """
         n = (len(self) - T) // T        # sequences per epoch; T tokens are left over for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
@@ -683,7 +689,10 @@ class Shards:
 
 @lru_cache(maxsize=8)       # two epochs of a few data sets
 def epoch_order(seed, epoch, n, T):
-    """Returns the starts of an epoch: each sequence of T tokens once, in an order set by seed and epoch alone."""
+    """
+    Returns where the n sequences of an epoch start, in random order. Together they cover the text once, from a random
+    offset below T. Order and offset depend on seed and epoch alone.
+    """
     # Philox's raw words are the same in every version of numpy.
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
     return np.argsort(words[1:], kind='stable') * T + int(words[0]) % T         # int: numpy 1 would use float64
