@@ -4341,8 +4341,8 @@ class CourseAdamW(optim.Optimizer):
 
     def update(self, p, t, m, v, lr, betas, eps, weight_decay, **other):
         t += 1
-        bias1, bias2 = [1 - beta ** t for beta in betas]
-        train.adamw(p, p.grad, lr, weight_decay, m, v, *betas, eps, bias1, bias2)
+        corrections = [1 - beta ** t for beta in betas]
+        train.adamw(p, p.grad, lr, weight_decay, m, v, *betas, eps, *corrections)
         return dict(t=t, m=m, v=v)
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):

@@ -105,7 +105,8 @@ WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # number of processes
 
 # -----------------------------------------------------------------------------
 # Update rules. Each steps in place, as in torch.optim, for weights p with gradients g and moments m and v. decay is
-# the weight decay. At step t = 1, 2, ..., bias1 = 1 - beta1^t and bias2 = 1 - beta2^t. All are called like adamw.
+# the weight decay. At step t = 1, 2, ..., Adam's means, which start at 0, are divided by correction1 = 1 - beta1^t and
+# correction2 = 1 - beta2^t. All are called like adamw.
 
 def sgd(p, g, lr, decay, *_):
     """Steps down the gradient of the loss + decay / 2 |p|^2."""
@@ -129,15 +130,15 @@ def rmsprop(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
     p.sub_(lr * g / (v.sqrt() + eps))
 
 def adam(p, g, lr, decay, *others):
-    """RMSProp with momentum, with both means unbiased (arXiv:1412.6980, algorithm 1)."""
+    """RMSProp with momentum, with both means correctionsed (arXiv:1412.6980, algorithm 1)."""
     adamw(p, g + decay * p, lr, 0.0, *others)
 
-def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, bias1, bias2):
+def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, correction1, correction2):
     """Adam with weight decay kept out of the gradient (arXiv:1711.05101, algorithm 2)."""
     p.mul_(1 - lr * decay)
     m.lerp_(g, 1 - beta1)                                   # m = beta1 m + (1 - beta1) g
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)           # v = beta2 v + (1 - beta2) g^2
-    p.sub_(lr / bias1 * m / ((v / bias2).sqrt() + eps))
+    p.sub_(lr / correction1 * m / ((v / correction2).sqrt() + eps))
 
 RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentum, sgd)}
 
@@ -201,9 +202,10 @@ def make_groups(params, tied):
 
 class Optimizer(torch.optim.Optimizer):
     """
-    Updates all weights of a model according to make_groups. The model's tensors are views of long vectors, so clipping
-    is one norm, processes add their gradients in one message, and a step is a few passes over memory. It subclasses
-    torch's Optimizer, with p as its only parameter, to get zero_grad and to satisfy GradScaler.
+    Updates all weights of a model according to make_groups. The model's weights and their gradients become views of two
+    long vectors, p and g: backward() fills g, and changing p changes the model. So clipping is one norm, processes add
+    their gradients in one message, and a step is a few passes over memory. It subclasses torch's Optimizer, with p as
+    its only parameter, to get zero_grad and to satisfy GradScaler.
     """
     def __init__(self, model):
         # p     | weights of group 1, one tensor after the other | group 2 | ... | muon's groups | zeros
@@ -223,12 +225,12 @@ class Optimizer(torch.optim.Optimizer):
         self.weights = {}       # the model's tensors, by name
         self.tensors = {}       # saved along with the model and t: m.<name>, v.<name>, and anything you add
 
-        stop = 0
+        end = 0
         for group in self.groups:
-            start = stop
+            begin = end
             for name in group.names:
                 w = params[name]
-                here = slice(stop, stop + w.numel())
+                here = slice(end, end + w.numel())
                 self.weights[name] = self.p[here].view_as(w)
                 self.weights[name].copy_(w.detach())
                 w.data, w.grad = self.weights[name], self.g[here].view_as(w)
@@ -237,8 +239,8 @@ class Optimizer(torch.optim.Optimizer):
                     self.tensors[f'w.{name}'] = self.weights[name]
                 if group.rule != 'muon':
                     self.tensors[f'v.{name}'] = self.v[here].view_as(w)
-                stop = here.stop
-            group.part = slice(start, stop)
+                end = here.stop
+            group.part = slice(begin, end)
 
         # Without compile, a CPU works on pieces that fit its cache.
         self.piece = 1 << 16 if device.type == 'cpu' else total
@@ -288,9 +290,9 @@ class Optimizer(torch.optim.Optimizer):
             assert params[name].data_ptr() == w.data_ptr(), f'{name} moved; make a new Optimizer'
         for group in self.groups:
             group_lr = self.on_device(lr) * group.lr_scale
-            biases = [self.on_device(1 - beta ** self.t) for beta in group.betas]
+            corrections = [self.on_device(1 - beta ** self.t) for beta in group.betas]
             for p, g, m, v in self.pieces(group):
-                self.rules[group.rule](p, g, group_lr, group.decay, m, v, *group.betas, group.eps, *biases)
+                self.rules[group.rule](p, g, group_lr, group.decay, m, v, *group.betas, group.eps, *corrections)
 
     def pieces(self, group):
         """Returns p, g, m and v of a group in pieces for its rule: for muon, as matrices, with an empty v."""
@@ -305,57 +307,37 @@ class Optimizer(torch.optim.Optimizer):
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation
 
-def get_lr(step, share=0.0, warm_up=(0, 0.0)):
+def get_lr(step, time_used=0.0, warm_up=(0, 0.0)):
     """
     Returns the learning rate of a step. It falls from learning_rate to min_lr: as half a cosine after warmup_iters, or
-    linearly over the last 65% of the steps (as in nanochat). share is the fraction of max_minutes that has passed; the
-    schedule follows the steps or the clock, whichever is ahead. warm_up: step and rate at which the warm-up begins.
+    linearly over the last 65% of the steps (as in nanochat). time_used is the fraction of max_minutes that has passed;
+    the schedule follows the steps or the clock, whichever is ahead. warm_up: step and rate at which the warm-up begins.
     """
     end = lr_decay_iters or max_iters
     lowest = learning_rate / 20 if min_lr < 0 else min_lr
-    left = max(end - max(step, share * end), 0)
-    span = end - min(warmup_iters, end / 2) if lr_decay == 'cosine' else 0.65 * end       # steps of decay
-    height = min(left / span, 1)
+    decay_steps = end - min(warmup_iters, end / 2) if lr_decay == 'cosine' else 0.65 * end
+    left = max(end - max(step, time_used * end), 0)
+    remaining = min(left / decay_steps, 1)          # from 1 to 0
     if lr_decay == 'cosine':
-        height = 0.5 * (1 - math.cos(math.pi * height))
-    rate = lowest + height * (learning_rate - lowest)
+        remaining = 0.5 * (1 - math.cos(math.pi * remaining))
+    rate = lowest + remaining * (learning_rate - lowest)
     first, low = warm_up
-    risen = min((step - first) / max(warmup_iters, 1), 1)
+    risen = min((step - first) / max(warmup_iters, 1), 1)       # from 0 to 1
     return low + risen * (rate - low)
 
-MAX_SECONDS = 60 * max_minutes or math.inf      # limit of the training time
+MAX_SECONDS = 60 * max_minutes or math.inf      # limit of a run's time, with evaluations and saves
 
 def next_lr(state):
     """Returns the learning rate of a run's next step. The time of the first step, which may compile, is ignored."""
-    share = (state['seconds'] - state['first_step']) / (MAX_SECONDS - state['first_step'])
-    return get_lr(state['step'] + 1, share, state['warm_up'])
-
-def rejoin_schedule(state):
-    """Starts a new warm-up if the new schedule of a resumed run jumps up, which would undo training."""
-    if state['step'] and next_lr(state) > 2.1 * state['lr']:        # a warm-up step at most doubles it
-        state['warm_up'] = state['step'], state['lr']
-        say(f'the learning rate rises from {state["lr"]:.1e} to the new schedule in {warmup_iters} steps')
-
-def largest_divisor(n, limit):
-    """Returns the largest divisor of n up to `limit`: largest_divisor(12, 5) -> 4"""
-    return max(d for d in range(1, limit + 1) if n % d == 0)
-
-def divide_batch(T, device):
-    """Returns micro_batch_size, or if it is 0, the largest suitable size that divides the batch."""
-    share = batch_size // WORLD_SIZE
-    most = max(tokens_at_once(device) // T, 1)
-    micro = micro_batch_size or largest_divisor(share, most)
-    if 2 * micro < min(share, most) and not micro_batch_size:
-        say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; use '
-            f'--batch_size={round(share / most) * most * WORLD_SIZE}')
-    return micro
+    time_used = (state['seconds'] - state['first_step']) / (MAX_SECONDS - state['first_step'])
+    return get_lr(state['step'] + 1, time_used, state['warm_up'])
 
 def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
         # Seed dropout for the forward pass that follows. If micro-batches are equally large, it does not depend on the
-        # number of processes.
+        # number of processes. The factor, a prime, keeps the seeds of different steps and sequences apart.
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, device)
 
@@ -363,10 +345,10 @@ def training_step(model, opt, scaler, batches, sequences, lr):
     """
     Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: total over all
     processes. Returns numbers to print and log, still on the device: the mean loss of this process's sequences, the
-    gradient norm before clipping, and any that you add. Each is averaged over processes, and the loss also over the
-    steps since the last printed line.
+    gradient norm before clipping, and any that you add. train() averages each over processes, and the loss also over
+    the steps since the last printed line, evaluation or save.
     """
-    opt.zero_grad(set_to_none=False)        # with None, g would not be cleared
+    opt.zero_grad(set_to_none=False)        # fills g with zeros; with None, torch would only let go of it
     total = 0.0
     for x, y in batches:
         loss = model(x, y) * (len(x) / sequences)
@@ -396,7 +378,7 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     forward pass; latest: when to stop, by time.perf_counter().
     """
     n = len(data) - 1           # every token but the first is a target
-    order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T          # multiples of the golden ratio
+    order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T          # by multiples of the golden ratio
     starts = order[:math.ceil((max_tokens or n) / T)]
     size = max(at_once // T, 1)
     batches = [starts[i:i + size] for i in range(0, len(starts), size)]
@@ -481,17 +463,6 @@ def evaluate_run(run, last):
     if not last:
         show_texts(run, 1, sample_tokens)
 
-def show_texts(run, n, length):
-    """Prints n generated texts of `length` tokens, or nothing if length is 0 or there is no tokenizer."""
-    tok = run.val_data.tok
-    if length == 0 or not tok:
-        return
-    start = sample_start or DATASETS.get(dataset, {}).get('start', '')
-    prompts = [prompt_ids(tok, start, run.ends)] * n
-    steps = generate(run.model, prompts, length, run.ends, tok.vocab_size, seed, temperature=0.8)
-    for text in texts_of(steps, tok, run.ends):
-        say(f'{"-" * 40}\n{start}{text}')
-
 def save(run, last):
     """
     Writes step_<step>/ and removes old checkpoints except the best. Raises UserError if the final save fails. Only the
@@ -520,31 +491,6 @@ def save(run, last):
             with suppress(OSError):         # Windows keeps files that are open elsewhere; the next save tries again
                 remove_checkpoint(old)
 
-def load_state(folder):
-    """Returns the state in a checkpoint, with a new run's values for missing entries."""
-    return NEW_STATE | read_json(folder / 'training.json')
-
-def restore(folder, opt, scaler):
-    """
-    Fills the optimizer and the scaler from a checkpoint. Tensors that it lacks (added by you) keep their values. Raises
-    UserError if it was trained with another optimizer or other trainable weights.
-    """
-    state = load_state(folder)
-    [path] = folder.glob('training.*tensors')           # older runs have training.safetensors
-    found = load_file(path)
-    needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
-    odd = (needed - found.keys()) | (found.keys() - opt.tensors.keys())
-    before = state['options']['optimizer']
-    if before != optimizer or odd:
-        what = f'other weights ({", ".join(sorted(odd)[:3])})' if before == optimizer else f'--optimizer={before}'
-        raise UserError(f'{folder} was trained with {what}; repeat that, or start a new run with --init_from={folder}')
-    with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
-        for name, tensor in found.items():
-            opt.tensors[name].copy_(tensor)
-    opt.t = state['t']
-    if state['scaler']:         # {} except with float16
-        scaler.load_state_dict(state['scaler'])
-
 # -----------------------------------------------------------------------------
 # End of the core, except for start() and train() at the bottom. In between: memory, signals, files, checks.
 #
@@ -558,6 +504,20 @@ def tokens_at_once(device):
     if memory < 20e9:
         return 8192
     return 32768 if memory < 60e9 else 65536
+
+def largest_divisor(n, limit):
+    """Returns the largest divisor of n up to `limit`: largest_divisor(12, 5) -> 4"""
+    return max(d for d in range(1, limit + 1) if n % d == 0)
+
+def divide_batch(T, device):
+    """Returns micro_batch_size, or if it is 0, the largest suitable size that divides the batch."""
+    share = batch_size // WORLD_SIZE
+    most = max(tokens_at_once(device) // T, 1)
+    micro = micro_batch_size or largest_divisor(share, most)
+    if 2 * micro < min(share, most) and not micro_batch_size:
+        say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; use '
+            f'--batch_size={round(share / most) * most * WORLD_SIZE}')
+    return micro
 
 def fit_micro_batch(model, opt, data, T, device, micro):
     """Halves the micro-batch until a step fits into every GPU's memory with a margin. Returns the micro-batch."""
@@ -786,6 +746,37 @@ def read_state(run, device):
     state.update(device=kind, dtype=choose_dtype(state['dtype'], device))
     return folder, state
 
+def rejoin_schedule(state):
+    """Starts a new warm-up if the new schedule of a resumed run jumps up, which would undo training."""
+    if state['step'] and next_lr(state) > 2.1 * state['lr']:        # a warm-up step at most doubles it
+        state['warm_up'] = state['step'], state['lr']
+        say(f'the learning rate rises from {state["lr"]:.1e} to the new schedule in {warmup_iters} steps')
+
+def load_state(folder):
+    """Returns the state in a checkpoint, with a new run's values for missing entries."""
+    return NEW_STATE | read_json(folder / 'training.json')
+
+def restore(folder, opt, scaler):
+    """
+    Fills the optimizer and the scaler from a checkpoint. Tensors that it lacks (added by you) keep their values. Raises
+    UserError if it was trained with another optimizer or other trainable weights.
+    """
+    state = load_state(folder)
+    [path] = folder.glob('training.*tensors')           # older runs have training.safetensors
+    found = load_file(path)
+    needed = {name for name in opt.tensors if name.startswith(('m.', 'v.'))}
+    odd = (needed - found.keys()) | (found.keys() - opt.tensors.keys())
+    before = state['options']['optimizer']
+    if before != optimizer or odd:
+        what = f'other weights ({", ".join(sorted(odd)[:3])})' if before == optimizer else f'--optimizer={before}'
+        raise UserError(f'{folder} was trained with {what}; repeat that, or start a new run with --init_from={folder}')
+    with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
+        for name, tensor in found.items():
+            opt.tensors[name].copy_(tensor)
+    opt.t = state['t']
+    if state['scaler']:         # {} except with float16
+        scaler.load_state_dict(state['scaler'])
+
 # -----------------------------------------------------------------------------
 # what a run starts with: options, data, model
 
@@ -893,6 +884,17 @@ def duration(seconds):
         return f'{seconds:.0f} s'
     return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
+def show_texts(run, n, length):
+    """Prints n generated texts of `length` tokens, or nothing if length is 0 or there is no tokenizer."""
+    tok = run.val_data.tok
+    if length == 0 or not tok:
+        return
+    start = sample_start or DATASETS.get(dataset, {}).get('start', '')
+    prompts = [prompt_ids(tok, start, run.ends)] * n
+    steps = generate(run.model, prompts, length, run.ends, tok.vocab_size, seed, temperature=0.8)
+    for text in texts_of(steps, tok, run.ends):
+        say(f'{"-" * 40}\n{start}{text}')
+
 def print_ending(run, final):
     """Prints the final evaluation and the next commands."""
     best, folder = run.state['best'], run.folder
@@ -922,33 +924,34 @@ def main():
     check_options()
     device = choose_device(config['device'], LOCAL_RANK)
     set_up(device)
-    out, held = choose_out_dir()        # before anything is written
+    run_folder, held = choose_out_dir()         # before anything is written
     with held:
-        run = start(out, device)
+        run = start(run_folder, device)
         train(run)
         finish(run)
 
-def start(out, device):
-    """Returns the Run in the folder out, which resumes a checkpoint or starts from another model or a new one."""
-    resumed, state = read_state(out, device)                # the checkpoint to resume, or None
-    base, source = init_from.removeprefix('auto:'), None
-    if base not in ('scratch', 'resume', 'auto'):
-        source = find_folder(base)                          # the model that a new run starts from
+def start(run_folder, device):
+    """Returns the Run in this folder. It resumes a checkpoint, or starts from another model or a new one."""
+    checkpoint, state = read_state(run_folder, device)      # the checkpoint to resume, or None
+    wanted, other_model = init_from.removeprefix('auto:'), None
+    if wanted not in ('scratch', 'resume', 'auto'):
+        other_model = find_folder(wanted)
 
     # the data and the model
-    folder, meta, train_data, val_data = open_data(source)
-    data = data_hash(meta)
-    if resumed and state['data'] != data:
-        raise UserError(f'{resumed} was trained on other data; use its config.py, or start with --init_from={resumed}')
+    data_folder, meta, train_data, val_data = open_data(other_model)
+    data_id = data_hash(meta)
+    if checkpoint and state['data'] != data_id:
+        raise UserError(f'{checkpoint} was trained on other data; use its config.py, or start with '
+                        f'--init_from={checkpoint}')
     torch.manual_seed(seed)
-    origin = resumed or source
-    model = make_model(origin, meta, resumed).to(device).train()
+    loaded_from = checkpoint or other_model
+    model = make_model(loaded_from, meta, checkpoint).to(device).train()
     model.compute_dtype = getattr(torch, state['dtype'])
     T = min(config['block_size'], model.config.block_size)
-    options = options_of_run(model, T, folder, source, state)
+    options = options_of_run(model, T, data_folder, other_model, state)
     # A checkpoint is identified by its step and time.
-    connect(device, dict(options, dtype=state['dtype'], data=data, checkpoint=(state['step'], state['seconds'])))
-    say(f'data    | {meta["source"]}, hash {data}, in {folder}')
+    connect(device, dict(options, dtype=state['dtype'], data=data_id, checkpoint=(state['step'], state['seconds'])))
+    say(f'data    | {meta["source"]}, hash {data_id}, in {data_folder}')
     say(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}')
     say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
     if family(model.config) == 'gpt_ablation':
@@ -959,8 +962,8 @@ def start(out, device):
 
     # the optimizer
     opt, scaler = Optimizer(model), make_scaler(device, state['dtype'])
-    if resumed:
-        restore(resumed, opt, scaler)
+    if checkpoint:
+        restore(checkpoint, opt, scaler)
     opt.synchronize()           # different kinds of CPU draw different numbers from one seed
     rejoin_schedule(state)
 
@@ -982,15 +985,15 @@ def start(out, device):
     say(f'batch   | {batch_size} sequences, {batch_size * T:,} tokens (processes x micro-batches x sequences: '
         f'{WORLD_SIZE} x {batch_size // WORLD_SIZE // micro} x {micro})')
 
-    state.update(data=data, compile=compiled)
-    if source and not resumed:
-        state['evaluated'] = dict(step=-1)          # evaluates source's model before the first step
-    ends = find_ends(origin or folder, meta['eot'])
-    kept = keep_from(origin, ends) if origin else ()
-    run = Run(out, state, meta, train_data, val_data, folder / 'tokenizer.json', ends, kept, model, fast, opt, scaler,
-              device, T, micro, eval_batch)
+    state.update(data=data_id, compile=compiled)
+    if other_model and not checkpoint:
+        state['evaluated'] = dict(step=-1)          # evaluates this model before the first step
+    ends = find_ends(loaded_from or data_folder, meta['eot'])
+    kept = keep_from(loaded_from, ends) if loaded_from else ()
+    run = Run(run_folder, state, meta, train_data, val_data, data_folder / 'tokenizer.json', ends, kept, model, fast,
+              opt, scaler, device, T, micro, eval_batch)
     if RANK == 0:
-        start_files(out, state, options)
+        start_files(run_folder, state, options)
         if wandb_log:
             start_wandb(run)
     return run
@@ -1002,7 +1005,7 @@ def train(run):
     stop, step = 0, state['step']
     first = step + 1
     began = time.perf_counter() - state['seconds']
-    losses = []         # since the last printed line, evaluation or save
+    losses = []         # of the steps since the last printed line, evaluation or save
     while True:
         # Evaluate and save at intervals and after the last step, but not a new model at step 0 (see NEW_STATE).
         last = step >= max_iters or state['seconds'] >= MAX_SECONDS
