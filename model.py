@@ -8,7 +8,7 @@ Defines the Transformer: layers, losses, attention, KV cache, and checkpoints th
 The default is Llama-style: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
 (arXiv:2002.05202), no biases, and norms of queries and keys as in Qwen3. GPT-2 is `GPTConfig(**GPT2)`; for ablations,
 change the last fields. Modules are named as in Hugging Face's Llama, so a checkpoint is the state_dict without padding
-and without a tied head.
+and without a tied head (of a GPT-2, with its names).
 
 Mixed precision is explicit, without autocast. In training, weights are float32 (sample.py may cast them), activations
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
@@ -92,7 +92,7 @@ class GPTConfig:
 
 # Fields that are not saved: they add no weights, and a trained model computes the same without them. If you change what
 # a model computes, add a field: otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
-TRAINING_FIELDS = 'dropout', 'attention'
+UNSAVED_FIELDS = 'dropout', 'attention'
 
 # The fields of other models, written out so that the defaults above may change. Add a new field to SHARED, with the
 # value that means "without it". GPTConfig(**GPT2) has 124,439,808 parameters.
@@ -161,7 +161,7 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     Computes scaled_dot_product_attention with torch's fused kernels, which store no (T, S) matrix and are
     fastest without a mask. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
-    if faster_written_out(q):
+    if faster_written_out(q):           # in some code that is compiled for a CPU
         return scaled_dot_product_attention(q, k, v, mask, causal, dropout)
     dtype, group = q.dtype, q.size(-3) // k.size(-3)
     if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
@@ -172,30 +172,10 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
         mask = mask.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal).to(dtype)
 
-def faster_written_out(q):
-    """
-    Returns whether q is bfloat16 with up to 512 positions, in code compiled for a CPU. A step of 6 layers of width 256
-    is then 8% faster without torch's kernels.
-    """
-    compiled_on_cpu = q.device.type == 'cpu' and torch.compiler.is_compiling()
-    return compiled_on_cpu and q.dtype == torch.bfloat16 and q.size(-2) <= 512
-
-LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
-
-def rope_slowdown(freqs, factor):
-    """
-    Returns the factors by which Llama 3.1 multiplies rope frequencies: 1 for 4 or more turns in 8,192 tokens,
-    1 / factor for at most one turn, and values in between for the others.
-    """
-    low, high, length = LLAMA3.values()
-    turns = freqs * length / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept + (1 - kept) / factor
-
 def rope_angles(positions, hs, theta, factor=1.0):
     """
     Returns cos and sin of position * frequency, which is theta^(-2i/hs) for each of the hs/2 pairs of a head. factor:
-    see rope_slowdown. positions (T,) -> (T, hs/2) each
+    above 1 for Llama 3.1 and its successors, see rope_slowdown. positions (T,) -> (T, hs/2) each
     """
     freqs = theta ** -(torch.arange(0, hs, 2).float() / hs)
     freqs = freqs * rope_slowdown(freqs, factor)        # multiplies by exactly 1 if factor is 1
@@ -288,8 +268,8 @@ class PassInfo:
     positions: torch.Tensor     # their positions (B or 1, T)
     cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
     mask: torch.Tensor = None           # see scaled_dot_product_attention (None: causal)
-    cache: object = None                # a KVCache, or None
-    decode: bool = False                # whether each text continues in the cache, which has its earlier keys
+    cache: object = None                # a KVCache that gets the keys and values, or None
+    decode: bool = False                # False: texts begin here. True: the cache has the keys of their earlier tokens
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -327,7 +307,7 @@ class Attention(nn.Module):
         attend = fused_attention
         if c.attention == 'naive' or info.decode:        # torch's are slower for one query if compiled, or with GQA
             attend = scaled_dot_product_attention
-        y = attend(q, k, v, info.mask, info.mask is None, c.dropout if self.training else 0.0)
+        y = attend(q, k, v, info.mask, causal=info.mask is None, dropout=c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
         return F.dropout(self.o_proj(y), c.dropout, self.training)
 
@@ -394,9 +374,9 @@ class KVCache:
 
 def tied_std(config):
     """
-    Returns the standard deviation of an embedding that is also the head. A new model's logit of the input token is
-    about n_embd * std, because its blocks add nothing, and the others are near 0. At log(1 + vocab_size / 12), the loss
-    starts about log(1 + 1/12) above log(vocab_size), that of a uniform guess.
+    Returns the standard deviation of an embedding that is also the head, at most 0.02, as in GPT-2. A new model's logit
+    of the input token is about n_embd * std, because its blocks add nothing, and the others are near 0. If that logit
+    is log(1 + vocab_size / 12), the loss starts about log(1 + 1/12) above log(vocab_size), that of a uniform guess.
     """
     return min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
 
@@ -456,12 +436,8 @@ class GPT(nn.Module):
         """Runs all but the head. cache, decode: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
-        # Without a mask, attention is causal, the fastest case. For another mask, or for numbers to add to the scores,
-        # set mask (B or 1, nh or 1, T, S) in both places; S is cache.size or T. If it depends on ids, store them in
-        # the cache, because decode gets only the latest. For a mask of some layers only, add a field to PassInfo and
-        # let Attention select it by self.layer.
         positions = torch.arange(T, device=idx.device)[None]
-        mask = None
+        mask = None         # Attention is then causal, the fastest case
         if decode:
             positions = cache.lengths[:, None] + positions
             mask = causal_mask(positions, cache.size)
@@ -484,11 +460,8 @@ class GPT(nn.Module):
 
     def forward(self, idx, targets=None):
         """
-        Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. To leave
-        targets out, set them to -100, and weight the mean by the number of others in training_step and evaluate. Add a
-        second loss (say, of a mixture of experts) here, but only if self.training, because evaluate() calls this, too.
-        Layers can leave it in an attribute of the model, where training_step can read it. Another model (a teacher) in
-        an attribute would be saved as a part of this one; pass it to training_step.
+        Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. Targets of
+        -100 do not count. Add a second loss only if self.training, because evaluate() calls this, too.
         """
         x = self.run_layers(idx)
         if targets is None:
@@ -635,6 +608,14 @@ def choose_compile(compile, device, flops=0.0):
                         '(python3-dev), and torch 2.7 for a CPU or Triton for a GPU')
     return compile
 
+def faster_written_out(q):
+    """
+    Returns whether q is bfloat16 with up to 512 positions, in code compiled for a CPU. A step of 6 layers of width 256
+    is then 8% faster without torch's kernels.
+    """
+    compiled_on_cpu = q.device.type == 'cpu' and torch.compiler.is_compiling()
+    return compiled_on_cpu and q.dtype == torch.bfloat16 and q.size(-2) <= 512
+
 def device_name(device):
     """Returns a readable name: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
     if 'cuda' in device:
@@ -664,6 +645,18 @@ def peak_flops(device):
         if re.search(rf'\b{card}\b(?!.* MIG | (Laptop|Ti|D|SUPER)\b)', device_name(device)):
             return flops
     return 0
+
+LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+def rope_slowdown(freqs, factor):
+    """
+    Returns the factors by which Llama 3.1 multiplies rope frequencies: 1 for 4 or more turns in 8,192 tokens,
+    1 / factor for at most one turn, and values in between for the others.
+    """
+    low, high, length = LLAMA3.values()
+    turns = freqs * length / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept + (1 - kept) / factor
 
 # -----------------------------------------------------------------------------
 # Hugging Face's files. Weights have Llama's names, also in its relatives Qwen2 (with qkv_bias), Qwen3 (qk_norm) and
@@ -763,7 +756,7 @@ def family(config):
     have GPTConfig's default.
     """
     for kind, (_, keys, values, _) in FAMILIES.items():
-        ours = {name: getattr(config, name) for name in (*keys.values(), *TRAINING_FIELDS)}
+        ours = {name: getattr(config, name) for name in (*keys.values(), *UNSAVED_FIELDS)}
         with suppress(UserError):       # for example, rope with an odd head_dim
             if GPTConfig(**(values | ours)) == config:
                 return kind
@@ -776,7 +769,7 @@ def export_config(model, eot):
     d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot,
              pad_token_id=None)         # SmolLM3's default is 128,004
     if kind == 'gpt_ablation':
-        return dict(d, gpt_config={name: x for name, x in vars(config).items() if name not in TRAINING_FIELDS})
+        return dict(d, gpt_config={name: x for name, x in vars(config).items() if name not in UNSAVED_FIELDS})
     name, keys, _, fixed = FAMILIES[kind]
     # For a Qwen3, transformers 4.51 takes a missing sliding_window to be 4,096 tokens.
     d.update(fixed, architectures=[name], sliding_window=None)

@@ -58,7 +58,7 @@ import sample
 import tokenizer
 import train
 from configurator import Options, UserError, read_json
-from model import (FAMILIES, GPT, GPT2, MLP, TRAINING_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
+from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
                    keep_from, load_file, load_model, newest_intact, peak_flops, remove_checkpoint, rope_angles,
@@ -1254,7 +1254,7 @@ def test_a_real_qwen3_says_other_things_of_its_layers():
 @parametrize('kind', FAMILIES)
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
     _, keys, values, _ = FAMILIES[kind]
-    named = {*keys.values(), *values, *TRAINING_FIELDS}
+    named = {*keys.values(), *values, *UNSAVED_FIELDS}
     assert named == GPTConfig.__dataclass_fields__.keys(), 'add a new field to SHARED'
 
 @parametrize('kind', ['gpt2', 'no norm'])

@@ -39,7 +39,7 @@ from tqdm import tqdm
 import prepare
 from configurator import (Diverged, Output, UserError, as_file, check_range, command, configure, launch, lock,
                           read_json, write)
-from model import (GPT, TRAINING_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
+from model import (GPT, UNSAVED_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
                    choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_intact, peak_flops,
                    remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
@@ -829,7 +829,7 @@ def make_model(folder, meta, resumed):
     wanted = model_config(vocab_size=meta['ids' if folder else 'vocab_size'])
     if not folder:
         return GPT(wanted)
-    model = load_model(folder, **{name: getattr(wanted, name) for name in TRAINING_FIELDS})
+    model = load_model(folder, **{name: getattr(wanted, name) for name in UNSAVED_FIELDS})
     if not resumed and not config.source.get('block_size', '').startswith('--'):        # a config may suit many models
         wanted.block_size = min(wanted.block_size, model.config.block_size)
     if wanted.block_size > model.config.block_size and not resumed and model.config.position == 'rope':
