@@ -9,8 +9,8 @@ Byte-pair encoding, first in its plainest form, then as a Tokenizer; and three s
 
 A pattern splits text into words, and a word is a sequence of bytes. Training merges the most frequent pair of neighbors
 into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2). Encoding applies the
-same merges, earliest first. The first section does all of that in fifty lines. The core ends with Tokenizer. The
-code after it computes the same ids faster, trains on large texts, and reads and writes files.
+same merges, earliest first. The first section does all of that in fifty lines. The core ends with BPETokenizer. After
+it, Tokenizer computes the same ids faster, and the rest trains on large texts, and reads and writes files.
 """
 import json
 import multiprocessing
@@ -32,7 +32,7 @@ import regex
 from configurator import UserError, conversion, read_json
 
 END_OF_TEXT = '<|endoftext|>'
-NONE = 2 ** 32 - 1      # the rank of a pair that is never merged
+NO_RANK = 2 ** 32 - 1       # the rank of a pair that is never merged
 
 # How text is split into words before any merging. No token crosses a word boundary. Before you add a pattern, read the
 # comment above cut_table.
@@ -104,7 +104,6 @@ def special_pattern(special_tokens, form=str):
 class BaseTokenizer:
     """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json or save."""
     opening = []        # ids before every prompt, such as Llama's <s>
-    fast = None         # a FastEncoder, or None
 
     def set_vocab(self, vocab, special_tokens):
         """Sets the vocabulary, {id: bytes}, and adds the special tokens that it lacks."""
@@ -124,8 +123,6 @@ class BaseTokenizer:
 
     def encode(self, text):
         """Returns the ids of a text as a list. Special tokens get their own ids; the longest match wins."""
-        if self.fast and len(text) > LONG_TEXT:     # the same ids, faster
-            return self.encode_to_numpy(text).tolist()
         ids = []
         for part in self.split_special(text):
             if part in self.special_ids:
@@ -158,8 +155,6 @@ class BaseTokenizer:
 
     def encode_bytes(self, raw, special=()):
         """Returns the ids of UTF-8 bytes as an array. Each 0xff, never in UTF-8, becomes the next id of `special`."""
-        if self.fast:
-            return self.fast.encode_bytes(raw, special)
         first, *rest = raw.split(b'\xff')
         ids = self.encode_ordinary(first.decode())
         for id, part in zip(special, rest, strict=True):
@@ -176,7 +171,7 @@ class BaseTokenizer:
         with open(path, 'w', encoding='utf-8', newline='\n') as f:
             json.dump(json_of(self), f, ensure_ascii=False, indent=1)
 
-class Tokenizer(BaseTokenizer):
+class BPETokenizer(BaseTokenizer):
     """Byte-level BPE: every UTF-8 text can be encoded, and decode(encode(text)) == text."""
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
         """
@@ -188,43 +183,38 @@ class Tokenizer(BaseTokenizer):
         self.set_vocab(vocab, special_tokens)
         self.merges = [tuple(pair) for pair in merges]
         self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
-        self.made = [self.id_of[a + b] for a, b in self.merges]         # made[rank] is the id of the merged pair
+        self.merged_ids = [self.id_of[a + b] for a, b in self.merges]         # by rank
         self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
-        if {*self.byte_ids, *self.made} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
+        if {*self.byte_ids, *self.merged_ids} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
             raise UserError('a special token is also an ordinary one, or a merge is listed twice; use one tokenizer\'s '
                             'files, or new special tokens')
-        if type(self).word_ids is Tokenizer.word_ids and in_order(self):        # not if a subclass overrides it
-            self.fast = FastEncoder(self)
 
     def encode_ordinary(self, text):
         """Returns the ids of a text as a list. Special tokens in it are treated as text."""
-        if self.fast:       # the same ids, faster
-            return self.fast.encode(text)
         return [id for word in self.pattern.findall(text) for id in self.word_ids(word)]
 
     def word_ids(self, word):
         """
         Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank.
 
-        To change this (BPE dropout, say), override it in a subclass. It is then called for every word of every text,
-        which is 30 times slower. For the training split only, choose the tokenizer in encode_batch of prepare.py. If
-        you edit it here, set `self.fast` to None, because a FastEncoder caches the ids of words, and merges the words
-        of long texts itself.
+        To change this (BPE dropout, say), override it in a subclass of this class or of Tokenizer. If you edit it here,
+        set `fast` to None in Tokenizer, which computes the same ids 30 times as fast, but in other ways. For the
+        training split only, choose the tokenizer in encode_batch of prepare.py.
         """
         rank_of = self.ranks.get
         ids = [self.byte_ids[b] for b in word.encode()]
-        ranks = [rank_of(pair, NONE) for pair in zip(ids, ids[1:])]
+        ranks = [rank_of(pair, NO_RANK) for pair in zip(ids, ids[1:])]
         while ranks:
             rank = min(ranks)
-            if rank == NONE:
+            if rank == NO_RANK:
                 break
             i = ranks.index(rank)
-            ids[i:i + 2] = [self.made[rank]]
+            ids[i:i + 2] = [self.merged_ids[rank]]
             del ranks[i]
             if i > 0:
-                ranks[i - 1] = rank_of((ids[i - 1], ids[i]), NONE)
+                ranks[i - 1] = rank_of((ids[i - 1], ids[i]), NO_RANK)
             if i < len(ranks):
-                ranks[i] = rank_of((ids[i], ids[i + 1]), NONE)
+                ranks[i] = rank_of((ids[i], ids[i + 1]), NO_RANK)
         return ids
 
     def as_json(self):
@@ -234,13 +224,29 @@ class Tokenizer(BaseTokenizer):
 # -----------------------------------------------------------------------------
 # End of the core. The rest is support code: other tokenizers, the fast encoder, training, file formats.
 #
-# byte, word and character tokenizers
+# a faster BPETokenizer, and byte, word and character tokenizers
+
+class Tokenizer(BPETokenizer):
+    """A BPETokenizer with a FastEncoder, which it lacks if it is a subclass or its merges are not as from training."""
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.fast = FastEncoder(self) if type(self) is Tokenizer and in_order(self) else None
+
+    def encode(self, text):
+        long = self.fast and len(text) > LONG_TEXT
+        return self.encode_to_numpy(text).tolist() if long else super().encode(text)
+
+    def encode_ordinary(self, text):
+        return self.fast.encode(text) if self.fast else super().encode_ordinary(text)
+
+    def encode_bytes(self, raw, special=()):
+        return self.fast.encode_bytes(raw, special) if self.fast else super().encode_bytes(raw, special)
 
 def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
     """Returns a Tokenizer with the 256 bytes and no merges."""
     return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
 
-class WordTokenizer(Tokenizer):
+class WordTokenizer(BPETokenizer):
     """Has no merges, but a token for each byte and for some whole words. Bytes spell the other words."""
     def word_ids(self, word):
         id = self.id_of.get(word.encode())
@@ -838,7 +844,7 @@ class WordIds(dict):
 def in_order(tok):
     """Returns whether each token is made by one merge, of bytes or tokens made before, as in training."""
     known = {*tok.byte_ids}
-    for pair, id in zip(tok.ranks, tok.made):
+    for pair, id in zip(tok.ranks, tok.merged_ids):
         if id in known or not known.issuperset(pair):
             return False
         known.add(id)
@@ -863,7 +869,7 @@ class FastEncoder:
         self.dtype = tok.dtype
         self.separator = tok.byte_ids[0xff]
         self.byte_ids = np.array(tok.byte_ids[:0xfe] + [EDGE, EDGE], np.int32)
-        self.made = np.array(tok.made, np.int32)
+        self.merged_ids = np.array(tok.merged_ids, np.int32)
         self.pairs = Index()        # of ids; the number of each is its rank + 1
         self.pairs.add(np.fromiter(chain.from_iterable(tok.ranks), np.uint64).reshape(-1, 2))
         self.byte_ranks = self.ranks_of(np.repeat(self.byte_ids, 256), np.tile(self.byte_ids, 256)).reshape(256, 256)
@@ -895,9 +901,9 @@ class FastEncoder:
         return ids
 
     def ranks_of(self, a, b):
-        """Returns the rank of each pair of ids, or NONE."""
+        """Returns the rank of each pair of ids, or NO_RANK."""
         number = self.pairs.find(np.stack([a, b], 1).astype(np.uint64))
-        return number.view(np.uint32) - 1        # 0 (missing) becomes NONE
+        return number.view(np.uint32) - 1        # 0 (missing) becomes NO_RANK
 
     def ids_of_pieces(self, pieces, most=32):
         """
@@ -949,21 +955,21 @@ class FastEncoder:
         at = np.arange(len(raw))
         while True:
             piece = owner[at]
-            lowest = np.full(len(pieces), NONE, np.uint32)
+            lowest = np.full(len(pieces), NO_RANK, np.uint32)
             np.minimum.at(lowest, piece, rank)
             lowest = lowest[piece]
-            going = lowest < NONE
+            going = lowest < NO_RANK
             first = every_other(np.flatnonzero(going & (rank == lowest)), 1)
             if not len(first):
                 return ids, owner
-            ids[at[first]] = self.made[rank[first]]
+            ids[at[first]] = self.merged_ids[rank[first]]
             ids[at[first + 1]] = GONE
             going[first + 1] = False
             left = np.flatnonzero(going)
             at, rank = at[left], rank[left]
             first = np.cumsum(going)[first] - 1         # where the new ids are now
             near = np.append(first - 1, first)
-            rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])        # NONE next to an EDGE
+            rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])        # NO_RANK next to an EDGE
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
