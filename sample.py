@@ -63,17 +63,20 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     return probs, ids
 
 def draw(probs, ids, u):
-    """Returns one id (B,) per row of next_token_probs, chosen by the numbers u (B,) in [0, 1)."""
+    """
+    Draws one id per row from what next_token_probs returns. Returns (B,). Row b gets the id in whose interval u[b] lies
+    if [0, 1) is divided into intervals as long as the probabilities.
+    """
     edges = probs.cumsum(-1)
-    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # so as never to pass the last edge
+    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # rounded edges may end below 1
     i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
 def next_logits(model, contexts, cache):
     """
-    Returns the logits (B, vocab_size) of the token after each context (a list of ids). Row i of the cache is empty or
-    holds text i without its last id. A context longer than block_size is cut in place: at first to block_size, later
-    to half of it, so that a single text refills the cache only every block_size / 2 tokens.
+    Returns the logits (B, vocab_size) of the token after each context, a list of at least one id. The cache is empty,
+    or has each context but for its last id. A context longer than block_size is cut in place, at its beginning: at
+    first to block_size, later to half of it, so that a single text refills the cache only every block_size / 2 tokens.
     """
     device, block_size = cache.lengths.device, model.config.block_size
     too_long = [context for context in contexts if len(context) > block_size]
@@ -116,7 +119,7 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 def prompt_ids(tok, prompt, ends):
     """
     Returns the prompt's ids, after the tokenizer's opening ids (Llama's <s>; ours has none; never shown) unless it
-    begins with them. If both are empty, returns the first of `ends`: a new text follows it.
+    begins with them. If both are empty, returns the first of `ends`, which a new text follows, or id 0 without any.
     """
     ids = tok.encode(prompt)
     if ids[:len(tok.opening)] != tok.opening:
