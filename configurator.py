@@ -7,9 +7,9 @@ Options without a framework. A script lists its options as plain globals, then r
     $ python train.py config/train_names.py --batch_size=32
     batch_size = 32  (--batch_size=32)
 
-Arguments are read from left to right and later ones win. An argument is --key=value or a Python file that assigns
-options. The file sees the options so far, so it can compute with them; names in CAPITALS or with a leading underscore
-are its own. An option is a lower-case global of type bool, int, float or str; the comment next to it is shown by
+Arguments are read from left to right and later ones win. An argument is --key=value (or --key for True) or a Python
+file that assigns options. The file sees the options so far, so it can compute with them; names in CAPITALS or with a
+leading underscore are its own. An option is a lower-case global of type bool, int, float or str; the comment next to it is shown by
 --help. Only a script that was launched reads the command line; importing one changes nothing.
 """
 import difflib
@@ -39,7 +39,7 @@ class UserError(Exception):
 class Options(dict):
     """
     Options by name. defaults: their values before any was set. source: {option: the argument that set it}. mirrors:
-    other dicts to keep up to date, such as a script's globals; read() updates them, too.
+    other dicts, such as a script's globals, into which read() copies the options that they have.
     """
     def __init__(self, defaults, mirrors=()):
         super().__init__(defaults)
