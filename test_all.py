@@ -3479,8 +3479,8 @@ def test_the_check_passes_here_and_fails_where_something_is_wrong(monkeypatch):
     assert run_bench('--what=check').endswith('pass\n')
     attend, step = fused_attention, train.Optimizer.step
 
-    def wrong_attention(*args):
-        return 1.001 * attend(*args)
+    def wrong_attention(*args, **options):
+        return 1.001 * attend(*args, **options)
 
     def wrong_step(optimizer, lr):
         step(optimizer, lr)
