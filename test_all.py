@@ -2764,6 +2764,14 @@ def test_checkpoints_have_an_interval_of_their_own():
     assert 'not evaluated' in Path('a/step_00000008/README.md').read_text()
     assert read_json(run.last / 'training.json')['best']['step'] == 12          # the best with a checkpoint
 
+def test_a_finished_run_says_so_and_how_to_train_further(printed):
+    train_here('a', '--max_iters=4')
+    assert 'nothing is left' not in printed()
+    train_here('a', '--max_iters=2 --init_from=resume')
+    text = printed()
+    assert 'step 4 of 2: nothing is left to train' in text
+    assert 'a/config.py --init_from=resume --max_iters=8\n' in text
+
 def test_a_finished_run_that_is_trained_further_warms_up_again(printed):
     options = '--warmup_iters=5 --max_iters='
     train_here('a', f'{options}20')

@@ -130,7 +130,7 @@ def rmsprop(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
     p.sub_(lr * g / (v.sqrt() + eps))
 
 def adam(p, g, lr, decay, *others):
-    """RMSProp with momentum, with both means correctionsed (arXiv:1412.6980, algorithm 1)."""
+    """RMSProp with momentum, with both means unbiased (arXiv:1412.6980, algorithm 1)."""
     adamw(p, g + decay * p, lr, 0.0, *others)
 
 def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, correction1, correction2):
@@ -325,11 +325,13 @@ def get_lr(step, time_used=0.0, warm_up=(0, 0.0)):
     risen = min((step - first) / max(warmup_iters, 1), 1)       # from 0 to 1
     return low + risen * (rate - low)
 
-MAX_SECONDS = 60 * max_minutes or math.inf      # limit of a run's time, with evaluations and saves
+def max_seconds():
+    """Returns the limit of a run's time, which includes evaluations and saves."""
+    return 60 * max_minutes or math.inf
 
 def next_lr(state):
     """Returns the learning rate of a run's next step. The time of the first step, which may compile, is ignored."""
-    time_used = (state['seconds'] - state['first_step']) / (MAX_SECONDS - state['first_step'])
+    time_used = (state['seconds'] - state['first_step']) / (max_seconds() - state['first_step'])
     return get_lr(state['step'] + 1, time_used, state['warm_up'])
 
 def micro_batches(data, starts, step, T, micro, device):
@@ -840,12 +842,13 @@ def make_model(folder, meta, resumed):
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # a larger one is fine
         if name in asks and asked != value and not enough:
-            raise UserError(f'{folder} has {name} = {value}, but {asks[name]} asks for {asked}; leave that out, '
-                            f'prepare the data with its tokenizer, or start a new run')
+            cure = 'prepare the data with its tokenizer' if name == 'vocab_size' else 'leave that out'
+            raise UserError(f'{folder} has {name} = {value}, but {asks[name]} asks for {asked}; {cure}, or start a new '
+                            f'run with another --out_dir')
     return model
 
 def options_of_run(model, T, data_folder, source, state):
-    """Returns the options for a run's config.py, which start the same run in any folder."""
+    """Returns the options for a run's config.py, which starts the same run from a copy in any folder."""
     options = dict(config, block_size=T)
     del options['out_dir']
     wanted = vars(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
@@ -908,7 +911,7 @@ def print_ending(run, final):
         print('sample from it ', command('sample.py', f'--out_dir={folder}'))
     else:
         print(f'to sample, put the tokenizer.json that made the data into {checkpoints(run.folder)[-1]}')
-    longer = [f'--max_iters={2 * max_iters}']
+    longer = [f'--max_iters={2 * run.state["step"]}']
     if max_minutes:
         longer.append(f'--max_minutes={2 * max_minutes:g}')
     print('train further  ', resume_command(run.folder, *longer))
@@ -953,7 +956,8 @@ def start(run_folder, device):
     connect(device, dict(options, dtype=state['dtype'], data=data_id, checkpoint=(state['step'], state['seconds'])))
     say(f'data    | {meta["source"]}, hash {data_id}, in {data_folder}')
     say(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}')
-    say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}')
+    say(f'model   | {model.num_params():,} parameters, vocabulary {model.config.vocab_size:,}, context {T}, from '
+        f'{loaded_from or "scratch"}')
     if family(model.config) == 'gpt_ablation':
         say('        | no transformers class for this model: only plaingpt can load its checkpoints')
     if eval_only:
@@ -972,7 +976,7 @@ def start(run_folder, device):
     say(f'dtype   | {state["dtype"]}, weights and optimizer float32; compile {compiled}')
     fast = model
     if compiled:
-        say('compile | the first step takes a minute or two longer')
+        say('compile | the first step takes half a minute to two minutes longer')
         fast = torch.compile(model)
         opt.compile()
     micro = divide_batch(T, device)
@@ -992,6 +996,8 @@ def start(run_folder, device):
     kept = keep_from(loaded_from, ends) if loaded_from else ()
     run = Run(run_folder, state, meta, train_data, val_data, data_folder / 'tokenizer.json', ends, kept, model, fast,
               opt, scaler, device, T, micro, eval_batch)
+    if state['step'] >= max_iters:
+        say(f'step {state["step"]} of {max_iters}: nothing is left to train; for more, use a larger --max_iters')
     if RANK == 0:
         start_files(run_folder, state, options)
         if wandb_log:
@@ -1008,7 +1014,7 @@ def train(run):
     losses = []         # of the steps since the last printed line, evaluation or save
     while True:
         # Evaluate and save at intervals and after the last step, but not a new model at step 0 (see NEW_STATE).
-        last = step >= max_iters or state['seconds'] >= MAX_SECONDS
+        last = step >= max_iters or state['seconds'] >= max_seconds()
         evaluating = not stop and (last or step % eval_interval == 0) and step != state['evaluated']['step']
         saving = stop or last or (step > 0 and step % (save_interval or eval_interval) == 0)
         if evaluating or saving:
@@ -1052,7 +1058,7 @@ def train(run):
             entry.update(ms=1e3 * seconds, tokens_per_second=rate)
             if peak:
                 entry['mfu'] = rate * run.model.flops_per_token(T) / peak
-            say(progress(step, entry, min((max_iters - step) * seconds, MAX_SECONDS - state['seconds'])))
+            say(progress(step, entry, min((max_iters - step) * seconds, max_seconds() - state['seconds'])))
             if RANK == 0:
                 log(run, entry)
             losses = []
@@ -1068,7 +1074,7 @@ def train(run):
 def finish(run):
     """Evaluates the complete validation split, and prints samples and next commands."""
     with run.opt.evaluating():
-        final = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch, time.perf_counter() + MAX_SECONDS)
+        final = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch, time.perf_counter() + max_seconds())
         if RANK == 0:
             log(run, {f'full_{name}': value for name, value in final.items()})
             show_texts(run, 4, 3 * sample_tokens)
