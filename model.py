@@ -818,8 +818,8 @@ def find_folder(name, say=print):
     folder = Path(name)
     if checkpoints(folder):
         folder = newest_intact(folder, say, to_resume=False)
-    elif (folder / 'log.jsonl').exists():       # a run in its first steps
-        raise UserError(f'{folder} has no checkpoint yet; wait for the first one')
+    elif folder.is_dir() and not (folder / 'config.json').exists():
+        raise UserError(f'{folder} has no checkpoint yet; wait for the first one, or use another folder')
     elif not folder.is_dir():
         folder = download(name)
     import_config(folder)           # Raises before any text is prepared for it
@@ -983,7 +983,7 @@ def write_gguf(path, model, tok, ends, dtype, folder):
     import gguf
     c, kind = model.config, family(model.config)
     if hasattr(tok, 'theirs'):          # llama.cpp has its own code for each of these
-        raise UserError(f'the tokenizer of {folder} was not made here; run: git clone --depth 1 '
+        raise UserError(f'the tokenizer of {folder} is not like ours; run: git clone --depth 1 '
                         f'https://github.com/ggml-org/llama.cpp && pip install transformers sentencepiece && python '
                         f'llama.cpp/convert_hf_to_gguf.py {shlex.quote(str(folder))} --outfile {shlex.quote(path)}')
     if kind not in ('llama', 'qwen2', 'qwen3', 'gpt2') or c.rope_factor != 1 or not getattr(tok, 'merges', None):
