@@ -2772,15 +2772,13 @@ def test_a_finished_run_says_so_and_how_to_train_further(printed):
     assert 'step 4 of 2: nothing is left to train' in text
     assert 'a/config.py --init_from=resume --max_iters=8\n' in text
 
-def test_a_finished_run_that_is_trained_further_warms_up_again(printed):
+def test_a_finished_run_that_is_trained_further_warms_up_again():
     options = '--warmup_iters=5 --max_iters='
     train_here('a', f'{options}20')
     shutil.copytree('a', 'b')
-    printed()
     run = train_here('a', f'{options}40 --init_from=resume')
-    assert 'the learning rate rises from 3.0e-04 to the new schedule in 5 steps' in printed()
     rates = [entry['lr'] for entry in run.steps]
-    assert abs(np.diff(rates)[:-1]).max() < 6e-3 / 5 + 1e-9
+    assert abs(np.diff(rates)).max() < 6e-3 / 5 + 1e-9
     with train_options(warmup_iters=5, max_iters=40):
         near(rates[24:], [train.get_lr(step) for step in range(25, 41)], 1e-9)
     assert run.full_loss < Run('b').full_loss

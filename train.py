@@ -307,11 +307,12 @@ class Optimizer(torch.optim.Optimizer):
 # -----------------------------------------------------------------------------
 # schedule, batches, the step, evaluation
 
-def get_lr(step, time_used=0.0, warm_up=(0, 0.0)):
+def get_lr(step, time_used=0.0, last=None):
     """
-    Returns the learning rate of a step. It falls from learning_rate to min_lr: as half a cosine after warmup_iters, or
-    linearly over the last 65% of the steps (as in nanochat). time_used is the fraction of max_minutes that has passed;
-    the schedule follows the steps or the clock, whichever is ahead. warm_up: step and rate at which the warm-up begins.
+    Returns the learning rate of a step. It rises by at most learning_rate / warmup_iters per step, from 0 or from
+    `last`, the rate of the step before. It falls to min_lr: as half a cosine after warmup_iters, or linearly over the
+    last 65% of the steps (as in nanochat). time_used is the fraction of max_minutes that has passed; the schedule
+    follows the steps or the clock, whichever is ahead.
     """
     end = lr_decay_iters or max_iters
     lowest = learning_rate / 20 if min_lr < 0 else min_lr
@@ -320,10 +321,9 @@ def get_lr(step, time_used=0.0, warm_up=(0, 0.0)):
     remaining = min(left / decay_steps, 1)          # from 1 to 0
     if lr_decay == 'cosine':
         remaining = 0.5 * (1 - math.cos(math.pi * remaining))
-    rate = lowest + remaining * (learning_rate - lowest)
-    first, low = warm_up
-    risen = min((step - first) / max(warmup_iters, 1), 1)       # from 0 to 1
-    return low + risen * (rate - low)
+    rise = learning_rate / max(warmup_iters, 1)
+    highest = step * rise if last is None else last + rise
+    return min(lowest + remaining * (learning_rate - lowest), highest)
 
 def max_seconds():
     """Returns the limit of a run's time, which includes evaluations and saves."""
@@ -332,7 +332,7 @@ def max_seconds():
 def next_lr(state):
     """Returns the learning rate of a run's next step. The time of the first step, which may compile, is ignored."""
     time_used = (state['seconds'] - state['first_step']) / (max_seconds() - state['first_step'])
-    return get_lr(state['step'] + 1, time_used, state['warm_up'])
+    return get_lr(state['step'] + 1, time_used, state['lr'])
 
 def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
@@ -421,7 +421,7 @@ def check_finite(run, loss=0.0):
 NEW_STATE = dict(
     step=0, sequences=0,                # optimizer steps and training sequences so far
     seconds=0.0, first_step=0.0,        # elapsed (with evaluations and saves), now and after step 1
-    lr=0.0, warm_up=(0, 0.0),           # rate of the last step; step and rate at which the warm-up began
+    lr=0.0,                             # learning rate of the last step
     evaluated=dict(step=0),             # last evaluation and its step; step 0 of a new model is not evaluated
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
     dtype='auto', compile='auto',       # values in use; 'auto' means these on resume
@@ -748,12 +748,6 @@ def read_state(run, device):
     state.update(device=kind, dtype=choose_dtype(state['dtype'], device))
     return folder, state
 
-def rejoin_schedule(state):
-    """Starts a new warm-up if the new schedule of a resumed run jumps up, which would undo training."""
-    if state['step'] and next_lr(state) > 2.1 * state['lr']:        # a warm-up step at most doubles it
-        state['warm_up'] = state['step'], state['lr']
-        say(f'the learning rate rises from {state["lr"]:.1e} to the new schedule in {warmup_iters} steps')
-
 def load_state(folder):
     """Returns the state in a checkpoint, with a new run's values for missing entries."""
     return NEW_STATE | read_json(folder / 'training.json')
@@ -969,7 +963,6 @@ def start(run_folder, device):
     if checkpoint:
         restore(checkpoint, opt, scaler)
     opt.synchronize()           # different kinds of CPU draw different numbers from one seed
-    rejoin_schedule(state)
 
     # the size of a forward pass
     compiled = choose_compile(state['compile'], device, max_iters * batch_size * T * model.flops_per_token(T))
