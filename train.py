@@ -172,7 +172,7 @@ class Group:
     """Weights that one rule updates alike. For muon, they are matrices of one shape."""
     names: list
     rule: str
-    betas: tuple                    # for Adam's means
+    betas: tuple                    # (beta1, beta2), for the rules that use them
     eps: float
     lr_scale: float = 1.0           # multiplies the learning rate, and so the decay
     decay: float = 0.0              # weight decay
@@ -198,7 +198,7 @@ def make_groups(params, tied):
     for name in in_blocks:
         by_shape[params[name].shape].append(name)
     return [adamw_group(others), adamw_group(embeddings, lr_scale=embed_scale),
-            *[group(by_shape[shape], decay=weight_decay) for shape in sorted(by_shape)]]
+            *[group(by_shape[shape], rule='muon', decay=weight_decay) for shape in sorted(by_shape)]]
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -223,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)
         self.weights = {}       # the model's tensors, by name
-        self.tensors = {}       # saved along with the model and t: m.<name>, v.<name>, and anything you add
+        self.tensors = {}       # saved along with the model and t: m.<name>, v.<name>, see below, and anything you add
 
         end = 0
         for group in self.groups:
@@ -235,7 +235,7 @@ class Optimizer(torch.optim.Optimizer):
                 self.weights[name].copy_(w.detach())
                 w.data, w.grad = self.weights[name], self.g[here].view_as(w)
                 self.tensors[f'm.{name}'] = self.m[here].view_as(w)
-                if model.saved_dtype == torch.bfloat16:         # too coarse to resume from
+                if model.saved_dtype == torch.bfloat16:         # the model's file is too coarse to resume from
                     self.tensors[f'w.{name}'] = self.weights[name]
                 if group.rule != 'muon':
                     self.tensors[f'v.{name}'] = self.v[here].view_as(w)
@@ -298,7 +298,7 @@ class Optimizer(torch.optim.Optimizer):
         """Returns p, g, m and v of a group in pieces for its rule: for muon, as matrices, with an empty v."""
         shape = self.weights[group.names[0]].shape[-2:] if group.rule == 'muon' else ()
         parts = [x[group.part].view(-1, *shape).split(self.piece) for x in (self.p, self.g, self.m, self.v)]
-        return zip(*parts, strict=True)         # An empty v is one piece, which is enough only for muon
+        return zip(*parts, strict=True)         # muon's empty v is one piece, and so are its matrices
 
     def on_device(self, number):
         """Returns a number as a tensor, because a compiled rule would be compiled again for every new number."""
@@ -338,8 +338,8 @@ def micro_batches(data, starts, step, T, micro, device):
     """Yields this process's share of a step's sequences, which begin at `starts`, micro-batch by micro-batch."""
     share = len(starts) // WORLD_SIZE
     for i in range(RANK * share, (RANK + 1) * share, micro):
-        # Seed dropout for the forward pass that follows. If micro-batches are equally large, it does not depend on the
-        # number of processes. The factor, a prime, keeps the seeds of different steps and sequences apart.
+        # Seed dropout for the forward pass that follows. If micro-batches are equally large, dropout does not depend on
+        # the number of processes. The factor, a prime, keeps the seeds of different steps and sequences apart.
         torch.manual_seed(((seed * 1_000_003 + step) * 1_000_003 + i) % 2 ** 63)
         yield data.batch(starts[i:i + micro], T, device)
 
@@ -375,9 +375,9 @@ def make_scaler(device, dtype):
 def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the
-    log. They do not depend on the number of processes. Reads max_tokens (0: all) of the split in windows of T tokens,
-    in an order that spreads any first n evenly over it. model: in evaluation mode; at_once: tokens per
-    forward pass; latest: when to stop, by time.perf_counter().
+    log. They do not depend on the number of processes, unless it ends early. Reads max_tokens (0: all) or a few more of
+    the split in windows of T tokens, in an order that spreads the windows read so far evenly over it. model: in
+    evaluation mode; at_once: tokens per forward pass; latest: no pass begins after this time.perf_counter().
     """
     n = len(data) - 1           # every token but the first is a target
     order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T          # by multiples of the golden ratio
@@ -426,7 +426,7 @@ NEW_STATE = dict(
     best=dict(step=0, val_loss=math.inf),       # the same for the best checkpoint
     dtype='auto', compile='auto',       # values in use; 'auto' means these on resume
     options={}, wandb_id='',              # set by start_files(); the run's id at wandb
-    t=0, scaler={},                     # states of the optimizer and the scaler, set by save()
+    t=0, scaler={},                     # of the optimizer and the scaler; save() sets them in the file only
 )
 
 @dataclass
@@ -473,7 +473,7 @@ def save(run, last):
     state, step = run.state, run.state['step']
     check_finite(run)
     folder = run.folder / f'step_{step:08d}'
-    if RANK or folder.exists():         # exists if a finished run is resumed
+    if RANK or folder.exists():         # exists if the run has just resumed from it
         return
     best = state['best']
     if state['evaluated']['step'] == step:
@@ -489,7 +489,7 @@ def save(run, last):
         return          # without a new checkpoint, keep the old ones
     state['best'] = best
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
-        if int(old.name[5:]) != state['best']['step']:
+        if int(old.name[5:]) != best['step']:
             with suppress(OSError):         # Windows keeps files that are open elsewhere; the next save tries again
                 remove_checkpoint(old)
 
@@ -1065,7 +1065,10 @@ def train(run):
     interrupt.signal = True         # everything is saved, so the next signal exits at once
 
 def finish(run):
-    """Evaluates the complete validation split, and prints samples and next commands."""
+    """
+    Evaluates the complete validation split (with max_minutes, as much of it as takes that long), and prints samples and
+    the next commands.
+    """
     with run.opt.evaluating():
         final = evaluate(run.model, run.val_data, run.T, 0, run.eval_batch, time.perf_counter() + max_seconds())
         if RANK == 0:
