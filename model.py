@@ -7,8 +7,8 @@ Defines the Transformer: layers, losses, attention, KV cache, and checkpoints th
 
 The default is Llama-style: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
 (arXiv:2002.05202), no biases, and norms of queries and keys as in Qwen3. GPT-2 is `GPTConfig(**GPT2)`; for ablations,
-change the last fields. Modules are named as in Hugging Face's Llama, so a checkpoint is the state_dict without padding
-and without a tied head (of a GPT-2, with its names).
+change the fields from qk_norm on. Modules are named as in Hugging Face's Llama, so a checkpoint is the state_dict
+without padding and without a tied head (a GPT-2's gets its own names and layout).
 
 Mixed precision is explicit, without autocast. In training, weights are float32 (sample.py may cast them), activations
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
@@ -95,7 +95,7 @@ class GPTConfig:
 UNSAVED_FIELDS = 'dropout', 'attention'
 
 # The fields of other models, written out so that the defaults above may change. Add a new field to SHARED, with the
-# value that means "without it". GPTConfig(**GPT2) has 124,439,808 parameters.
+# value that means "without it". GPT(GPTConfig(**GPT2)) has 124,439,808 parameters.
 SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qkv_bias=False, nope_every=0, qk_norm=False,
               norm_position='pre', value_embeds=False)
 GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
@@ -161,7 +161,7 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     Computes scaled_dot_product_attention with torch's fused kernels, which store no (T, S) matrix and are
     fastest without a mask. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
-    if faster_written_out(q):           # in some code that is compiled for a CPU
+    if faster_written_out(q):           # bfloat16 up to 512 positions, compiled for a CPU
         return scaled_dot_product_attention(q, k, v, mask, causal, dropout)
     dtype, group = q.dtype, q.size(-3) // k.size(-3)
     if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
@@ -174,8 +174,8 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
 
 def rope_angles(positions, hs, theta, factor=1.0):
     """
-    Returns cos and sin of position * frequency, which is theta^(-2i/hs) for each of the hs/2 pairs of a head. factor:
-    above 1 for Llama 3.1 and its successors, see rope_slowdown. positions (T,) -> (T, hs/2) each
+    Returns cos and sin of position * frequency. Pair i of the hs/2 pairs of a head has the frequency theta^(-2i/hs).
+    factor: above 1 for Llama 3.1 and its successors, see rope_slowdown. positions (T,) -> (T, hs/2) each
     """
     freqs = theta ** -(torch.arange(0, hs, 2).float() / hs)
     freqs = freqs * rope_slowdown(freqs, factor)        # multiplies by exactly 1 if factor is 1
@@ -288,7 +288,7 @@ class Attention(nn.Module):
         self.value_embed = ValueEmbedding(config) if has_values else None
 
     def forward(self, x, info):
-        """Computes attention within each text. x (B, T, C) -> (B, T, C)"""
+        """Computes attention within each row. x (B, T, C) -> (B, T, C)"""
         c = self.config
         B, T, _ = x.shape       # batch, time, n_embd
         q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
@@ -305,7 +305,7 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         attend = fused_attention
-        if c.attention == 'naive' or info.decode:        # torch's are slower for one query if compiled, or with GQA
+        if c.attention == 'naive' or info.decode:        # in decode, torch's are slower if compiled, or with GQA
             attend = scaled_dot_product_attention
         y = attend(q, k, v, info.mask, causal=info.mask is None, dropout=c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
@@ -349,7 +349,8 @@ class KVCache:
     """
     Stores keys and values of all layers for a batch of texts. GPT.prefill fills it with prompts, then GPT.decode adds
     tokens to each text. `lengths` counts the tokens of each text; later positions are masked. Each layer has one slot,
-    so a layer that runs twice would need two. To reorder texts, index k, v and lengths in place (as CUDA graphs need).
+    so a layer that runs twice would need two. To reorder texts, write in place, because CUDA graphs keep addresses:
+    k[layer][:] = k[layer][order], and likewise v and lengths.
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
@@ -364,8 +365,8 @@ class KVCache:
 
     def update(self, layer, info, k, v):
         """
-        Stores a layer's keys and values (B, nkv, T, hs). Returns those that the queries may look at: all stored ones
-        in decode, or only the new ones in prefill.
+        Stores a layer's keys and values (B, nkv, T, hs). Returns those that attention reads: in prefill only the new
+        ones, and in decode the complete cache, whose unused places a mask hides.
         """
         # rows (B, 1) and positions (B or 1, T) together select (B, T) entries of each head.
         self.k[layer][self.rows, :, info.positions] = k.transpose(1, 2)
@@ -466,13 +467,13 @@ class GPT(nn.Module):
         x = self.run_layers(idx)
         if targets is None:
             return self.logits(x)
-        # Keep the padding, because a GPU reads unaligned rows slowly. Mask it, because torch 2.11 would compile filling
-        # a slice into more passes over the logits. Label smoothing needs logits without padding.
+        # Keep the padding, because a GPU reads unaligned rows slowly, but give it no probability: by a mask, because
+        # torch 2.11 compiles filling a slice into more passes. Label smoothing needs logits without padding.
         logits = self.logits(x, padded=True)
         if self.padding:
             ids = torch.arange(logits.size(-1), device=logits.device)
             logits.masked_fill_(ids >= self.config.vocab_size, float('-inf'))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # cross_entropy above, in one kernel
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # as above, but without targets of -100
 
     def prefill(self, idx, lengths, cache):
         """
@@ -482,7 +483,7 @@ class GPT(nn.Module):
         x = self.run_layers(idx, cache)
         cache.empty = False
         cache.lengths[:] = lengths
-        return self.logits(x[cache.rows, cache.lengths[:, None] - 1])[:, 0]
+        return self.logits(x[cache.rows[:, 0], cache.lengths - 1])
 
     def decode(self, idx, cache):
         """Adds T tokens (usually one) to each text: idx (B, T). Returns the logits (B, vocab_size) after the last."""
@@ -498,7 +499,7 @@ class GPT(nn.Module):
     def flops_per_token(self, T=None):
         """
         Returns the training FLOPs per token: 6 per matmul weight, including the head, plus 12 n_layer n_head head_dim T
-        for attention.
+        for attention, as if each token saw all T (arXiv:2204.02311, appendix B).
         """
         c = self.config
         T = c.block_size if T is None else T
