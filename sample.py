@@ -68,7 +68,7 @@ def draw(probs, ids, u):
     if [0, 1) is divided into intervals as long as the probabilities.
     """
     edges = probs.cumsum(-1)
-    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # rounded edges may end below 1
+    target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, also when rounded
     i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
@@ -96,11 +96,11 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
     Continues a batch of prompts (lists of ids of any length). Yields a list with one id per text, max_new_tokens times
     or until every text has ended. ends: the ids that end a text; an ended text is padded with ends[0].
 
-    Text i depends only on its prompt and seed + i. Ids from vocab_size on, which the tokenizer may lack, are never
-    drawn. sampling: the options of next_token_probs.
+    Text b depends only on its prompt and seed + b (up to rounding). Ids from vocab_size on, which the tokenizer may
+    lack, are never drawn. sampling: the options of next_token_probs.
     """
     contexts = [[*prompt] for prompt in prompts]
-    u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + i)) for i in range(len(prompts))]
+    u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + b)) for b in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
     longest = max(map(len, contexts)) + max_new_tokens
     cache = KVCache(model, len(contexts), min(model.config.block_size, longest))
@@ -118,8 +118,8 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 
 def prompt_ids(tok, prompt, ends):
     """
-    Returns the prompt's ids, after the tokenizer's opening ids (Llama's <s>; ours has none; never shown) unless it
-    begins with them. If both are empty, returns the first of `ends`, which a new text follows, or id 0 without any.
+    Returns the prompt's ids, after the tokenizer's opening ids (such as Llama's <s>; ours has none) unless the prompt
+    begins with them. If that is empty, returns the first of `ends`, which a new text follows, or [0].
     """
     ids = tok.encode(prompt)
     if ids[:len(tok.opening)] != tok.opening:
