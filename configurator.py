@@ -9,8 +9,8 @@ Options without a framework. A script lists its options as plain globals, then r
 
 Arguments are read from left to right and later ones win. An argument is --key=value (or --key for True) or a Python
 file that assigns options. The file sees the options so far, so it can compute with them; names in CAPITALS or with a
-leading underscore are its own. An option is a lower-case global of type bool, int, float or str; the comment next to it is shown by
---help. Only a script that was launched reads the command line; importing one changes nothing.
+leading underscore are its own. An option is a lower-case global of type bool, int, float or str; the comment next to it
+is shown by --help. Only a script that was launched reads the command line; importing one changes nothing.
 """
 import difflib
 import errno
@@ -135,7 +135,8 @@ def run_file(path, options):
     does not count as setting it, because the config.py of a run names every option. Raises UserError.
     """
     if not path.endswith('.py') or not os.path.isfile(path):
-        raise UserError(f'{path} is not a config file; use one (`ls config`), --key=value, or --help')
+        raise UserError(f'{path} is not a config file; use one (`ls config`), --key=value (to train on a text, '
+                        f'--dataset={path}), or --help')
     try:
         found = runpy.run_path(path, options)         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix
