@@ -142,9 +142,9 @@ def real_files(root, seen):
     Returns the files at a path that are not in `seen` as {path: name below root}, sorted, and adds them to it. A file
     with several links counts once, preferably under a name that has its split or suffix, else under its own.
     """
-    own = [Path('out'), DOWNLOADS, *[path.parent for path in Path('data').glob('*/meta.json')]]       # not the user's
-    paths = all_files(Path(root), [folder.resolve() for folder in own if folder != Path(root)])
+    paths = all_files(Path(root), () if Path(root) == DOWNLOADS else (DOWNLOADS.resolve(),))
     names = {path: path.relative_to(root).as_posix() for path in paths}
+    names = {path: name for path, name in names.items() if not ABOUT.fullmatch(name)}
     found = {}
     for path in sorted(names, key=lambda path: (not split_of(names[path]), not path.suffix, path.is_symlink(), path)):
         real = path.stat()[1:3]         # its inode and device
@@ -153,9 +153,10 @@ def real_files(root, seen):
             found[path] = names[path]
     return dict(sorted(found.items()))
 
-# Hidden files, backups, incomplete downloads, files about the data, and the rows that `datasets` caches again
-NO_DATA = re.compile('[.~#].*|.*(~|[.](bak|orig|swp|tmp|part|download|crdownload|aria2)|:Zone[.]Identifier)'
-                     '|(readme|licen[cs]e)([.](md|txt))?|desktop[.]ini|cache-.*[.]arrow', re.I)
+# Hidden files, backups, incomplete downloads, packages, and the rows that `datasets` caches again
+NO_DATA = re.compile('[.].*|~[$].*|#.*#|.*(~|[.](bak|orig|swp|tmp|part|download|crdownload|aria2)|:Zone[.]Identifier)'
+                     '|desktop[.]ini|thumbs[.]db|node_modules|site-packages|__pycache__|cache-.*[.]arrow', re.I)
+ABOUT = re.compile('(readme|licen[cs]e)([.](md|txt))?', re.I)         # files about the data, next to them
 
 def all_files(path, above):
     """Yields the files at a path, except those that are not data, and those in the folders `above`."""
@@ -164,16 +165,21 @@ def all_files(path, above):
     elif path.is_dir():
         real = path.resolve()
         for inside in path.iterdir() if real not in above else []:         # A link to a folder above it is a loop
-            if not NO_DATA.fullmatch(inside.name):
+            if not NO_DATA.fullmatch(inside.name) and not is_ours(inside):
                 yield from all_files(inside, (*above, real))
     elif path.is_symlink():
         raise UserError(f'{path} is a link to {os.path.realpath(path)}, which does not exist; restore that, or remove '
                         f'the link')
 
-SPLITS = dict.fromkeys('train training trainset'.split(), 'train')
-SPLITS |= dict.fromkeys('val valid validation validate valset validset dev devset eval evaluation heldout holdout '
-                        'testa newsdev development'.split(), 'val')
-SPLITS |= dict.fromkeys('test testing testset testb devtest newstest tst'.split(), 'test')
+def is_ours(folder):
+    """Returns whether a folder is a run or has tokens that were prepared here."""
+    signs = ('log.jsonl', 'config.py'), ('train_000.bin', 'meta.json')
+    return any(all((folder / name).exists() for name in names) for names in signs)
+
+SPLITS = dict.fromkeys('train training trainset traindata'.split(), 'train')
+SPLITS |= dict.fromkeys('val valid validation validate valset validset valdata dev devset devdata eval evaluation '
+                        'evaldata heldout holdout testa newsdev development'.split(), 'val')
+SPLITS |= dict.fromkeys('test testing testset testdata testb devtest newstest tst'.split(), 'test')
 
 def split_of(name):
     """Returns the last split in a path, or '': split_of('my_test/a.txt') -> 'test', split_of('valData.tsv') -> 'val'"""
@@ -184,43 +190,60 @@ def split_of(name):
 def sort_files(files):
     """
     Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}. Others have another format,
-    or are compressed and next to their original.
+    or are copies of other files (also compressed ones), which would put validation text into training.
     """
-    formats = {path: reader_of(path) or text_or_binary(path) for path in shown(files, 'looking at files')}
+    size = {path: path.stat().st_size for path in files}
+    formats = {path: reader_of(path) or kind_of_text(path) for path in shown(files, 'looking at files')}
     sizes = Counter()
     for path, kind in formats.items():
-        sizes[kind] += path.stat().st_size
+        sizes[kind] += size[path]
     del sizes['binary']         # Archives and pictures are never read
-    largest = max(sizes, key=lambda kind: (kind in DATA_ALONE, sizes[kind]), default='')
+    text = sizes['text']
+    largest = max(sizes, key=lambda kind: (kind in DATA_ALONE and sizes[kind] > text, sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
+    same_size, contents = Counter(size.values()), set()
     for path, kind in formats.items():
         split = split_of(files[path]) or 'train'
-        is_copy = re.search(PACKED, path.name.lower()) and path.with_suffix('') in files
+        content = file_sha256(path) if same_size[size[path]] > 1 and files[path] else path      # not Python's own files
+        is_copy = content in contents or re.search(PACKED, path.name.lower()) and path.with_suffix('') in files
+        contents.add(content)
         parts['other' if kind != largest or is_copy else split].append(path)
     return parts
 
-def text_or_binary(path):
+# Formats that are hardly text, although their bytes are. Each is a kind of its own
+MARKUP = '.ipynb .canvas .rtf .pdf .eml .htm .html .xml .svg'.split()
+
+def kind_of_text(path):
     with opened(path) as file:
-        return 'binary' if b'\0' in file.read(8000) else 'text'
+        if b'\0' in file.read(8000):
+            return 'binary'
+    return path.suffix if path.suffix in MARKUP else 'text'
 
 PACKED = '[.](gz|xz|zst|bz2|lzma)$'
 
 def reader_of(path):
-    """Returns the function that reads a format, None for text: reader_of(Path('a.csv.gz')) -> csv_rows"""
+    """Returns the function that reads a format, None for text: reader_of(Path('a.csv.1.gz')) -> csv_rows"""
     name = re.sub(rf'(-\d+-of-\d+)?({PACKED})?$', '', path.name.lower())
     if '.' not in name:
         with opened(path) as file:
-            return jsonl_rows if file.read(2) == b'{"' else None
-    return READERS.get(Path(name).suffix)
+            return json_rows if re.match(rb'\s*(\[\s*)?{\s*"', file.read(100)) else None
+    known = [suffix for suffix in Path(name).suffixes if suffix in READERS]
+    return READERS[known[-1]] if known else None
 
 def shown(files, label):
     """Returns the files, with a progress bar if reading takes long."""
     return tqdm(files, label, disable=None, leave=False, delay=2)
 
 def some_names(files):
-    """Returns the number and the first three names: some_names([Path('w/x/a.txt')]) -> '1 file (x/a.txt)'"""
-    names = ['/'.join(path.parts[-2:]) for path in files[:3]]
-    return f'{count(len(files), "file")} ({", ".join(names)})'
+    """
+    Returns the number, the first three names, and the suffixes if there are several: some_names([Path('w/x/a.txt')]) ->
+    '1 file (x/a.txt)'
+    """
+    names = ', '.join('/'.join(path.parts[-2:]) for path in files[:3])
+    suffixes = Counter(path.suffix or path.name for path in files).most_common(4)
+    if len(suffixes) > 1:
+        names = ', '.join(f'{n} {suffix}' for suffix, n in suffixes) + f': {names}'
+    return f'{count(len(files), "file")} ({names})'
 
 def joint_sha256(strings):
     """Returns one sha256 for several strings, in order."""

@@ -1969,6 +1969,10 @@ labeledTrainData.tsv unlabeledTrainData.tsv | valData.tsv | testData.tsv
 Homework_ödev.txt IMDBTrain.txt | SNLIDev.txt lambada_development.txt | IMDBTest.txt
 a.txt.gz b.txt | dev.txt | b.txt.gz
 a.json-00000-of-00002 b.json-00001-of-00002.gz | dev.json.lzma | test.json
+#chat.txt ch1/README.md ~draft.md | dev.txt | README.md a.canvas node_modules/x.txt
+posts.jsonl.1 posts.jsonl.2 | dev.jsonl.1 | notes.txt
+traindata.csv | valdata.csv | testdata.manual.2009.csv
+a.txt b.md | dev.txt | x.parquet
 '''
 
 def write_named(path, name):
@@ -1978,7 +1982,7 @@ def write_named(path, name):
     forms = {'.csv': f'text\n{text}\n', '.tsv': f'id\ttext\n1\t{text}\n', '.json': f'[{line}]',
              '.png': '\x89PNG\0' + text * 999, '.tar': '\0' * 999, '.arrow': text}
     forms |= dict.fromkeys(['.jsonl', '.ndjson', '.jl', '.jsonlines'], line)
-    suffix = Path(re.sub('[.](gz|lzma)|-0.*', '', name)).suffix
+    suffix = Path(re.sub('[.](gz|lzma|[12]$)|-0.*', '', name)).suffix
     path.parent.mkdir(parents=True, exist_ok=True)
     with fsspec.open(path, 'wt', compression='infer') as file:
         file.write(forms.get(suffix, text))
@@ -1991,12 +1995,36 @@ def test_the_names_of_files_say_for_which_split_they_are(train, val, out, printe
     assert [text.strip() for text in data.texts(data.train)] == train.split()
     assert [text.strip() for text in data.val_texts] == val.split()
     said = printed()
-    for name in {*out.split()} - {'LICENSE', 'README.md', 'cache-1.arrow'}:         # not data, as are hidden files
+    no_data = {'LICENSE', 'README.md', 'cache-1.arrow', 'node_modules/x.txt'}       # like hidden files
+    for name in {*out.split()} - no_data:
         assert Path(name).name in re.search('(test|other): .*', said)[0]
 
+def test_a_copy_of_a_file_is_left_out(printed):
+    for name in 'd/a.txt', 'd/a (1).txt', 'd/val/a.txt':
+        write(name, *'one two three'.split())
+    write('d/b.txt', *'one two seven'.split())
+    data = Prepared('d', tokenizer='byte')
+    assert len(data.all_texts) == 6
+    assert 'train: 2 files (d/a (1).txt, d/b.txt); other: 2 files (d/a.txt, val/a.txt))' in printed()
+
+def test_many_files_are_summed_up_by_suffix(printed):
+    for name in 'a.js b.js c.md d.js'.split():
+        write(f'web/{name}', name)
+    Prepared('web', tokenizer='byte')
+    assert '(train: 4 files (3 .js, 1 .md: web/a.js, web/b.js, web/c.md))' in printed()
+
+@parametrize('text', ['{"text": "a"}\n{"text": "b"}', ' { "text":"a"}\n{"text": "b"}',
+                      '[\n {"text": "a"}, {"text":"b"}]'])
+def test_json_needs_no_suffix(text):
+    write('posts', text)
+    assert Prepared('posts', tokenizer='byte').all_texts == ['a', 'b']
+
 def test_what_this_project_writes_is_no_text():
-    for name in 'data/a.txt', 'data/downloads/b.txt', 'out/r/config.py', '.history':
+    for name in 'data/a.txt', 'data/downloads/b.txt', '.history':
         write(name, 'a text')
+    for name in 'out/a', 'my/run':
+        write(f'{name}/log.jsonl', '')
+        write(f'{name}/config.py', 'a text')
     for _ in range(2):          # the second run finds the shards of the first
         Prepared('.', tokenizer='byte')
     assert [*prepare.real_files('.', set()).values()] == ['corpus.txt', 'data/a.txt']
