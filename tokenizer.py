@@ -322,9 +322,13 @@ class NotUTF8(UserError):
         where = '' if offset is None else f' at byte {offset + error.start}'
         raw, start = error.object, error.start
         # Valid characters beyond ASCII before the bad byte show that the text is damaged UTF-8; -c drops the damage.
-        encoding = 'cp1252' if raw[:start].isascii() else 'utf-8 -c'
+        encoding, others = 'utf-8 -c', ''
+        if raw[:start].isascii():
+            encoding = 'cp1252'
+            if sum(byte > 127 for byte in raw[:1000]) > len(raw[:1000]) / 3:         # too many for accents
+                encoding, others = 'cp1251', ' (for Russian; gb18030 for Chinese, shift_jis for Japanese)'
         super().__init__(f'{name} is not UTF-8: it has {raw[start]:#04x}{where}; convert it from its encoding, '
-                         f'for example with iconv -f {encoding} -t utf-8')
+                         f'for example with iconv -f {encoding} -t utf-8{others}')
 
 def read_blocks(file, name, special_tokens=()):
     """Yields the content of a binary file in blocks. Raises UserError for bytes that are not UTF-8."""
