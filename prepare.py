@@ -198,8 +198,8 @@ def sort_files(files):
     for path, kind in formats.items():
         sizes[kind] += size[path]
     del sizes['binary']         # Archives and pictures are never read
-    text = sizes['text']
-    largest = max(sizes, key=lambda kind: (kind in DATA_ALONE and sizes[kind] > text, sizes[kind]), default='')
+    alone = [kind for kind in DATA_ALONE if sizes[kind] > sizes['text']]
+    largest = max(sizes, key=lambda kind: (kind in alone, kind not in MARKUP, sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
     same_size, contents = Counter(size.values()), set()
     for path, kind in formats.items():
@@ -210,7 +210,7 @@ def sort_files(files):
         parts['other' if kind != largest or is_copy else split].append(path)
     return parts
 
-# Formats that are hardly text, although their bytes are. Each is a kind of its own
+# Formats that are hardly text, although their bytes are. They are used only if there is nothing else.
 MARKUP = '.ipynb .canvas .rtf .pdf .eml .htm .html .xml .svg'.split()
 
 def kind_of_text(path):

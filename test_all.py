@@ -1972,12 +1972,13 @@ a.json-00000-of-00002 b.json-00001-of-00002.gz | dev.json.lzma | test.json
 #chat.txt ch1/README.md ~draft.md | dev.txt | README.md a.canvas node_modules/x.txt
 posts.jsonl.1 posts.jsonl.2 | dev.jsonl.1 | notes.txt
 traindata.csv | valdata.csv | testdata.manual.2009.csv
-a.txt b.md | dev.txt | x.parquet
+a.txt b.md | dev.txt | x.parquet y.canvas
 '''
 
 def write_named(path, name):
     """Writes a file in the format of its name, with one document: the name."""
-    text = name + ' ' * (0 if name == 'index.csv' else 999 if name in ('LICENSE', 'README.md') else 99)
+    long = name in ('LICENSE', 'README.md', 'y.canvas')
+    text = name + ' ' * (0 if name == 'index.csv' else 999 if long else 99)
     line = json.dumps(dict(text=text))
     forms = {'.csv': f'text\n{text}\n', '.tsv': f'id\ttext\n1\t{text}\n', '.json': f'[{line}]',
              '.png': '\x89PNG\0' + text * 999, '.tar': '\0' * 999, '.arrow': text}
@@ -4161,6 +4162,7 @@ prepare.py --dataset=cut | cannot train on cut (val.bin
 prepare.py --dataset=quote.tsv | quote.tsv, record 2, is not an object with a text in 'text' (Error: ' ' expected
 prepare.py --dataset=latin | iconv -f cp1252 -t utf-8, and do the same for 1 file (latin/c.txt)
 prepare.py --dataset=damaged.txt | iconv -f utf-8 -c -t utf-8
+prepare.py --dataset=russian.txt | iconv -f cp1251 -t utf-8 (for Russian; gb18030 for Chinese
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
 prepare.py --dataset=pointer.jsonl | pointer.jsonl is only a Git LFS pointer; run git lfs pull
 prepare.py --dataset= | no text at ''
@@ -4198,6 +4200,7 @@ BAD_FILES = {
     'letter.txt': b'a',
     'small.txt': b'a few words ' * 10,
     'latin.txt': b'd\xe9j\xe0 vu ' * 1000,
+    'russian.txt': 'a: \u0434\u0430, \u043d\u0435\u0442'.encode('cp1251'),
     'no_field.jsonl': b'{"a": 1}\n',
     'messages.jsonl': b'{"messages": [{"role": "user"}]}',
     'half.jsonl': b'{"text": "a"}\n{"text": "\\ud83d"}',
@@ -4215,8 +4218,8 @@ BAD_FILES = {
     'quote.tsv': b'id\ttext\n1\ta\n2\t"b\n3\tso "called"\n',
     'latin.csv': b'text\nd\xe9j\xe0\n',
     'latin/a.txt': b'a',
-    'latin/b.txt': b'd\xe9',
-    'latin/c.txt': b'\xe9',
+    'latin/b.txt': b'd\xe9j\xe0 vu',
+    'latin/c.txt': b'\xe9t\xe9 dernier',
     'utf16.txt': 'a text'.encode('utf-16-le'),
     'a.ZIP': b'PK\3\4\0\0',
     'tests/test.txt': b'a',
