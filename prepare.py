@@ -267,7 +267,8 @@ def fetch(files, known):
 
 def data_name(dataset):
     """Returns the name of a data set, or the stem of a path: data_name('texts/books.txt.xz') -> 'books'"""
-    stem = Path(os.path.abspath(dataset)).name.lstrip('.').split('.')[0]
+    name = Path(os.path.abspath(dataset)).name.lstrip('.')
+    stem = re.sub(r'([.][A-Za-z]\w*)+$', '', name)         # A suffix begins with a letter, a date or version does not
     return re.sub(r'[^\w-]', '_', stem)
 
 def data_folder(dataset, tokenizer, vocab_size):

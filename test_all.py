@@ -2000,6 +2000,11 @@ def test_the_names_of_files_say_for_which_split_they_are(train, val, out, printe
     for name in {*out.split()} - no_data:
         assert Path(name).name in re.search('(test|other): .*', said)[0]
 
+@parametrize('path, name', [('a/books.txt.xz', 'books'), ('2024.01.02.txt', '2024_01_02'), ('v1.5/', 'v1_5'),
+                            ('.history', 'history'), ('wiki.train.tokens', 'wiki'), ('my text.txt', 'my_text')])
+def test_a_data_set_has_the_name_of_its_file_without_suffixes(path, name):
+    assert prepare.data_name(path) == name
+
 def test_a_copy_of_a_file_is_left_out(printed):
     for name in 'd/a.txt', 'd/a (1).txt', 'd/val/a.txt':
         write(name, *'one two three'.split())
