@@ -267,7 +267,7 @@ class PassInfo:
     idx: torch.Tensor           # token ids (B, T)
     positions: torch.Tensor     # their positions (B or 1, T)
     cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
-    mask: torch.Tensor = None           # see scaled_dot_product_attention (None: causal)
+    mask: torch.Tensor = None           # replaces the causal mask, so it must hide later tokens, too (None: causal)
     cache: object = None                # a KVCache that gets the keys and values, or None
     decode: bool = False                # False: texts begin here. True: the cache has the keys of their earlier tokens
 
@@ -305,7 +305,7 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         attend = fused_attention
-        if c.attention == 'naive' or info.decode:        # in decode, torch's are slower if compiled, or with GQA
+        if c.attention == 'naive' or info.decode:       # for one query, fused kernels are slower compiled or with GQA
             attend = scaled_dot_product_attention
         y = attend(q, k, v, info.mask, causal=info.mask is None, dropout=c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
@@ -366,7 +366,7 @@ class KVCache:
     def update(self, layer, info, k, v):
         """
         Stores a layer's keys and values (B, nkv, T, hs). Returns those that attention reads: in prefill only the new
-        ones, and in decode the complete cache, whose unused places a mask hides.
+        ones, and in decode the complete cache. The mask hides its unused positions.
         """
         # rows (B, 1) and positions (B or 1, T) together select (B, T) entries of each head.
         self.k[layer][self.rows, :, info.positions] = k.transpose(1, 2)
