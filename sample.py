@@ -64,8 +64,8 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
 
 def draw(probs, ids, u):
     """
-    Draws one id per row from what next_token_probs returns. Returns (B,). Row b gets the id in whose interval u[b] lies
-    if [0, 1) is divided into intervals as long as the probabilities.
+    Draws one id per row from the probs and ids of next_token_probs, and returns them (B,). u (B,) has a random number
+    in [0, 1) for each row: it picks the first id at which the sum of the probabilities so far exceeds it.
     """
     edges = probs.cumsum(-1)
     target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, also when rounded
