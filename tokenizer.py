@@ -148,10 +148,8 @@ class BaseTokenizer:
         return self.token_bytes.join(ids).tobytes()
 
     def encode_to_numpy(self, text):
-        """Returns encode(text) as an array of uint16 (uint32 if vocab_size > 65,536): fastest for a long text."""
-        parts = self.split_special(text)
-        raw = b'\xff'.join([part.encode() for part in parts[::2]])
-        return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
+        """Returns encode(text) as an array of uint16 (uint32 if vocab_size > 65,536)."""
+        return np.array(self.encode(text), self.dtype)
 
     def encode_bytes(self, raw, special=()):
         """Returns the ids of UTF-8 bytes as an array. Each 0xff, never in UTF-8, becomes the next id of `special`."""
@@ -172,7 +170,7 @@ class BaseTokenizer:
             json.dump(json_of(self), f, ensure_ascii=False, indent=1)
 
 class BPETokenizer(BaseTokenizer):
-    """Byte-level BPE: every UTF-8 text can be encoded, and decode(encode(text)) == text."""
+    """Byte-level BPE: every text can be encoded, and decode(encode(text)) == text."""
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
         """
         Takes vocab and merges as train_bpe returns them, and the name of one of PATTERNS. Special tokens that vocab
@@ -227,7 +225,7 @@ class BPETokenizer(BaseTokenizer):
 # a faster BPETokenizer, and byte, word and character tokenizers
 
 class Tokenizer(BPETokenizer):
-    """A BPETokenizer with a FastEncoder, which it lacks if it is a subclass or its merges are not as from training."""
+    """A BPETokenizer that uses a FastEncoder, except in subclasses and with merges that training could not produce."""
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.fast = FastEncoder(self) if type(self) is Tokenizer and in_order(self) else None
@@ -235,6 +233,12 @@ class Tokenizer(BPETokenizer):
     def encode(self, text):
         long = self.fast and len(text) > LONG_TEXT
         return self.encode_to_numpy(text).tolist() if long else super().encode(text)
+
+    def encode_to_numpy(self, text):
+        """Returns encode(text) as an array, which is fastest for a long text."""
+        parts = self.split_special(text)
+        raw = b'\xff'.join([part.encode() for part in parts[::2]])
+        return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
 
     def encode_ordinary(self, text):
         return self.fast.encode(text) if self.fast else super().encode_ordinary(text)
@@ -1140,9 +1144,6 @@ class ForeignTokenizer(BaseTokenizer):
 
     def encode_ordinary(self, text):
         return self.encode(text, special_is_text=True)
-
-    def encode_to_numpy(self, text):
-        return np.array(self.encode(text), self.dtype)
 
     def save(self, path):
         self.theirs.save(str(path))
