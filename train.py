@@ -186,19 +186,18 @@ def make_groups(params, tied):
     """
     matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
-    group = partial(Group, rule=optimizer, betas=(beta1, beta2), eps=adam_eps)
+    group = partial(Group, betas=(beta1, beta2), eps=adam_eps)
     if optimizer != 'muon':
-        return [group(matrices, decay=weight_decay), group(vectors)]
+        return [group(matrices, optimizer, decay=weight_decay), group(vectors, optimizer)]
 
-    adamw_group = partial(group, rule='adamw', lr_scale=adamw_scale)
     embeddings = [name for name in matrices if 'embed_values' in name or ('embed_tokens' in name and not tied)]
     in_blocks = [name for name in matrices if '.layers.' in name and name not in embeddings]
     others = [name for name in params if name not in in_blocks + embeddings]
     by_shape = defaultdict(list)
     for name in in_blocks:
         by_shape[params[name].shape].append(name)
-    return [adamw_group(others), adamw_group(embeddings, lr_scale=embed_scale),
-            *[group(by_shape[shape], rule='muon', decay=weight_decay) for shape in sorted(by_shape)]]
+    return [group(others, 'adamw', lr_scale=adamw_scale), group(embeddings, 'adamw', lr_scale=embed_scale),
+            *[group(by_shape[shape], 'muon', decay=weight_decay) for shape in sorted(by_shape)]]
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -223,7 +222,7 @@ class Optimizer(torch.optim.Optimizer):
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)
         self.weights = {}       # the model's tensors, by name
-        self.tensors = {}       # saved along with the model and t: m.<name>, v.<name>, see below, and anything you add
+        self.tensors = {}       # saved with the model and t: m.<name>, v.<name>, w.<name> (below), and anything you add
 
         end = 0
         for group in self.groups:
@@ -380,7 +379,8 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     evaluation mode; at_once: tokens per forward pass; latest: no pass begins after this time.perf_counter().
     """
     n = len(data) - 1           # every token but the first is a target
-    order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T          # by multiples of the golden ratio
+    # The fractional parts of the golden ratio's multiples are spread evenly, however many of the smallest are taken.
+    order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T
     starts = order[:math.ceil((max_tokens or n) / T)]
     size = max(at_once // T, 1)
     batches = [starts[i:i + size] for i in range(0, len(starts), size)]
@@ -494,7 +494,7 @@ def save(run, last):
                 remove_checkpoint(old)
 
 # -----------------------------------------------------------------------------
-# End of the core, except for start() and train() at the bottom. In between: memory, signals, files, checks.
+# End of the core, except for main(), start() and train() at the bottom. In between: memory, signals, files, checks.
 #
 # memory
 
@@ -520,6 +520,17 @@ def divide_batch(T, device):
         say(f'{share} sequences divide only into micro-batches of {micro}, which is slow; use '
             f'--batch_size={round(share / most) * most * WORLD_SIZE}')
     return micro
+
+def choose_batches(model, opt, data, T, device):
+    """Prints the division of the batch. Returns the sequences of a micro-batch and the tokens evaluated at a time."""
+    micro = divide_batch(T, device)
+    if 'cuda' in device:
+        micro = fit_micro_batch(model, opt, data, T, device, micro)
+    say(f'steps   | {max_iters:,}, {max_iters * batch_size * T / len(data):.2f} epochs of {len(data):,} tokens')
+    say(f'batch   | {batch_size} sequences, {batch_size * T:,} tokens (processes x micro-batches x sequences: '
+        f'{WORLD_SIZE} x {batch_size // WORLD_SIZE // micro} x {micro})')
+    # Evaluation takes less memory than training, even without compile.
+    return micro, min(tokens_at_once(device) // 8, micro * T // 2)
 
 def fit_micro_batch(model, opt, data, T, device, micro):
     """Halves the micro-batch until a step fits into every GPU's memory with a margin. Returns the micro-batch."""
@@ -964,7 +975,7 @@ def start(run_folder, device):
         restore(checkpoint, opt, scaler)
     opt.synchronize()           # different kinds of CPU draw different numbers from one seed
 
-    # the size of a forward pass
+    # compiling, and the size of a forward pass
     compiled = choose_compile(state['compile'], device, max_iters * batch_size * T * model.flops_per_token(T))
     say(f'dtype   | {state["dtype"]}, weights and optimizer float32; compile {compiled}')
     fast = model
@@ -972,15 +983,7 @@ def start(run_folder, device):
         say('compile | the first step takes half a minute to two minutes longer')
         fast = torch.compile(model)
         opt.compile()
-    micro = divide_batch(T, device)
-    if 'cuda' in device:
-        micro = fit_micro_batch(fast, opt, train_data, T, device, micro)
-    # Evaluation takes less memory than training, even without compile.
-    eval_batch = min(tokens_at_once(device) // 8, micro * T // 2)
-    say(f'steps   | {max_iters:,}, {max_iters * batch_size * T / len(train_data):.2f} epochs of '
-        f'{len(train_data):,} tokens')
-    say(f'batch   | {batch_size} sequences, {batch_size * T:,} tokens (processes x micro-batches x sequences: '
-        f'{WORLD_SIZE} x {batch_size // WORLD_SIZE // micro} x {micro})')
+    micro, eval_batch = choose_batches(fast, opt, train_data, T, device)
 
     state.update(data=data_id, compile=compiled)
     if other_model and not checkpoint:
@@ -1051,7 +1054,8 @@ def train(run):
             entry.update(ms=1e3 * seconds, tokens_per_second=rate)
             if peak:
                 entry['mfu'] = rate * run.model.flops_per_token(T) / peak
-            say(progress(step, entry, min((max_iters - step) * seconds, max_seconds() - state['seconds'])))
+            left = min((max_iters - step) * seconds, max_seconds() - state['seconds'])
+            say(progress(step, entry, max(left, 0)))
             if RANK == 0:
                 log(run, entry)
             losses = []
