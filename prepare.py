@@ -199,25 +199,27 @@ def sort_files(files):
         sizes[kind] += size[path]
     del sizes['binary']         # Archives and pictures are never read
     alone = [kind for kind in DATA_ALONE if sizes[kind] > sizes['text']]
-    largest = max(sizes, key=lambda kind: (kind in alone, kind not in MARKUP, sizes[kind]), default='')
+    largest = max(sizes, key=lambda kind: (kind in alone, kind != 'markup', sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
     same_size, contents = Counter(size.values()), set()
     for path, kind in formats.items():
-        split = split_of(files[path]) or 'train'
         content = file_sha256(path) if same_size[size[path]] > 1 and files[path] else path      # not Python's own files
         is_copy = content in contents or re.search(PACKED, path.name.lower()) and path.with_suffix('') in files
-        contents.add(content)
-        parts['other' if kind != largest or is_copy else split].append(path)
+        if kind != largest or is_copy:
+            parts['other'].append(path)
+        else:
+            contents.add(content)
+            parts[split_of(files[path]) or 'train'].append(path)
     return parts
 
-# Formats that are hardly text, although their bytes are. They are used only if there is nothing else.
+# Formats that are read as text only if there is nothing else
 MARKUP = '.ipynb .canvas .rtf .pdf .eml .htm .html .xml .svg'.split()
 
 def kind_of_text(path):
     with opened(path) as file:
         if b'\0' in file.read(8000):
             return 'binary'
-    return path.suffix if path.suffix in MARKUP else 'text'
+    return 'markup' if path.suffix.lower() in MARKUP else 'text'
 
 PACKED = '[.](gz|xz|zst|bz2|lzma)$'
 
@@ -679,20 +681,21 @@ class Shards:
         Returns how many bytes of text the targets of these windows have, for bits per byte: 0 if there is no tokenizer.
         The ids that end documents count as none.
         """
+        if not self.tok:
+            return 0
         ids = np.concatenate([self.read(start + 1, length) for start in starts])
-        return len(self.tok.decode_bytes(ids[ids != self.tok.eot])) if self.tok else 0
+        return len(self.tok.decode_bytes(ids[ids != self.tok.eot]))
 
     def read(self, start, length):
         """Returns tokens[start : start + length], across shards."""
         i = bisect_right(self.shard_starts, start) - 1
-        file = self.files[i]
-        width = self.dtype.itemsize
-        # A memmap would kill the process if a file has become shorter.
+        file, width = self.files[i], self.dtype.itemsize
+        here = min(length, self.shard_starts[i + 1] - start)            # The rest is in the next shard
         file.seek((start - self.shard_starts[i]) * width)
-        tokens = np.frombuffer(file.read(length * width), self.dtype)
-        if len(tokens) < length:        # The rest is in the next shard
-            tokens = np.append(tokens, self.read(start + len(tokens), length - len(tokens)))
-        return tokens
+        tokens = np.frombuffer(file.read(here * width), self.dtype)
+        if len(tokens) < here:          # A memmap would kill the process
+            raise UserError(f'{file.name} has become shorter; copy or prepare the folder again')
+        return np.append(tokens, self.read(start + here, length - here)) if here < length else tokens
 
     def starts(self, first, count, T, seed):
         """
@@ -719,7 +722,7 @@ def epoch_order(seed, epoch, n, T):
     """
     # Philox's raw words are the same in every version of numpy.
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
-    return np.argsort(words[1:], kind='stable') * T + int(words[0]) % T         # int: numpy 1 would use float64
+    return np.argsort(words[1:], kind='stable') * T + int(words[0]) % T         # int64 + uint64 would be float64
 
 # -----------------------------------------------------------------------------
 

@@ -2005,13 +2005,25 @@ def test_the_names_of_files_say_for_which_split_they_are(train, val, out, printe
 def test_a_data_set_has_the_name_of_its_file_without_suffixes(path, name):
     assert prepare.data_name(path) == name
 
+def test_a_shard_that_becomes_shorter_is_one_line():
+    folder = Prepared('corpus.txt', tokenizer='byte', shard_tokens=1000).folder
+    data = Shards(folder, 'train', prepare.read_meta(folder))
+    with open(folder / 'train_001.bin', 'r+b') as file:
+        file.truncate(1000)
+    assert len(data.read(900, 600)) == 600
+    for start, length in (1400, 200), (1600, 10), (900, 1200):
+        with user_error('train_001.bin has become shorter'):
+            data.read(start, length)
+
 def test_a_copy_of_a_file_is_left_out(printed):
     for name in 'd/a.txt', 'd/a (1).txt', 'd/val/a.txt':
         write(name, *'one two three'.split())
     write('d/b.txt', *'one two seven'.split())
+    write('d/0.htm', *'one two seven'.split())          # of another kind, so b.txt is not its copy
     data = Prepared('d', tokenizer='byte')
     assert len(data.all_texts) == 6
-    assert 'train: 2 files (d/a (1).txt, d/b.txt); other: 2 files (d/a.txt, val/a.txt))' in printed()
+    assert ('train: 2 files (d/a (1).txt, d/b.txt); other: 3 files (2 .txt, 1 .htm: d/0.htm, d/a.txt, val/a.txt))'
+            in printed())
 
 def test_many_files_are_summed_up_by_suffix(printed):
     for name in 'a.js b.js c.md d.js'.split():
