@@ -183,6 +183,7 @@ SPLITS |= dict.fromkeys('test testing testset testdata testb devtest newstest ts
 
 def split_of(name):
     """Returns the last split in a path, or '': split_of('my_test/a.txt') -> 'test', split_of('valData.tsv') -> 'val'"""
+    name = re.sub('(held|hold)[-_ ]?out', 'holdout', name, flags=re.I)
     words = re.split(r'[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])', name)         # QATest1 is QA and Test
     words += name.split('/')[:-1]           # exact folder names win
     return ['', *[SPLITS[word.lower()] for word in words if word.lower() in SPLITS]][-1]
@@ -190,7 +191,8 @@ def split_of(name):
 def sort_files(files):
     """
     Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}. Others have another format,
-    or are copies of other files (also compressed ones), which would put validation text into training.
+    have no split in their name next to files for training and for another split, or are copies of other files (also
+    compressed ones), which would put validation text into training.
     """
     size = {path: path.stat().st_size for path in files}
     formats = {path: reader_of(path) or kind_of_text(path) for path in shown(files, 'looking at files')}
@@ -201,6 +203,8 @@ def sort_files(files):
     alone = [kind for kind in DATA_ALONE if sizes[kind] > sizes['text']]
     largest = max(sizes, key=lambda kind: (kind in alone, kind != 'markup', sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
+    named = {split_of(files[path]) for path, kind in formats.items() if kind == largest} - {''}
+    unnamed = 'other' if 'train' in named and len(named) > 1 else 'train'
     same_size, contents = Counter(size.values()), set()
     for path, kind in formats.items():
         content = file_sha256(path) if same_size[size[path]] > 1 and files[path] else path      # not Python's own files
@@ -209,7 +213,7 @@ def sort_files(files):
             parts['other'].append(path)
         else:
             contents.add(content)
-            parts[split_of(files[path]) or 'train'].append(path)
+            parts[split_of(files[path]) or unnamed].append(path)
     return parts
 
 # Formats that are read as text only if there is nothing else
@@ -514,8 +518,8 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     gone = not files or val_dataset and not val_files
     if gone and made_with.get('source') != settings['source']:
         besides = f' besides {val_dataset}' if val_files else ''
-        raise UserError(f'no text at {(val_dataset if files else dataset)!r}{besides}; use another path, or '
-                        f'{", ".join(DATASETS)}')
+        names = '' if files else f', or {", ".join(DATASETS)}'
+        raise UserError(f'no text at {(val_dataset if files else dataset)!r}{besides}; use another path{names}')
     own = val_files if dataset in DATASETS else val_files | files       # the user's files, which may change
     stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
     if not gone and made_with.get('source_stamp') != stamp:         # Otherwise the text is not read again
@@ -528,8 +532,9 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                 parts = sort_files(files)
                 if val_files:
                     found = sort_files(val_files)
-                    parts['other'] += parts['val'] + found['other']
-                    parts['val'] = found['train'] + found['val'] + found['test']
+                    val = found['val'] or found['test'] or found['train']
+                    parts['other'] += parts['val'] + [path for path in val_files if path not in val]
+                    parts['val'] = val
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
     made_with = config.defaults | read_meta(folder)         # A folder may be older than an option

@@ -1942,10 +1942,16 @@ def test_validation_is_what_the_names_of_a_hub_folder_or_val_dataset_say():
         write(f'hub/{name}.jsonl', json.dumps(dict(text=name)))
     write('hub/README.md', 'about it')
     both = dict(dataset='hub/values.jsonl', val_dataset='hub/validation-0.jsonl')
-    for options in dict(dataset='hub'), both:
+    for options, train in (dict(dataset='hub'), 'train-0'), (both, 'values'):
         data = Prepared(tokenizer='byte', **options)
         assert data.val_texts == ['validation-0']
-        assert {*data.all_texts} - {'train-0'} == {'values', 'validation-0'}
+        assert data.all_texts == sorted([train, 'validation-0'])
+    for val_dataset in 'hub', 'hub/validation-0.jsonl':
+        assert Prepared('corpus.txt', tokenizer='byte', val_dataset=val_dataset).val_texts == ['validation-0']
+        shutil.rmtree('data')
+    with user_error("no text at 'gone'; use another path$"):
+        Prepared('corpus.txt', tokenizer='byte', val_dataset='gone')
+    Prepared(tokenizer='byte', **both)
     os.remove('hub/validation-0.jsonl')
     assert Prepared(tokenizer='byte', **both).val_texts == ['validation-0']      # the text is not needed afterwards
 
@@ -1958,7 +1964,10 @@ a.jsonl b.ndjson | c-dev.jl d-dev.jsonlines | data.json x_test/e.jsonl
 a.tsv b.csv | dev.tsv | cache-1.arrow
 b-train-1.csv | b-VAL-1.csv | b.test.csv
 train/a.json | validation/a.json | test/b.json
-contest.txt devil.txt test-train.txt values.txt | val.txt | new-test/a.txt train-test.txt
+contest.txt devil.txt values.txt | val.txt | new-test/a.txt train-test.txt
+test-train.txt | val.txt | contest.txt devil.txt new-test/a.txt train-test.txt values.txt
+train.csv | dev.csv | sample_submission.csv test.csv trainval.csv validated.csv
+Homework_ödev.txt a.txt | Hold-Out/b.txt heldOut.txt | test.txt
 a.jsonl.gz b.jsonl | dev.jsonl | LICENSE README.md archive.tar.gz
 a.json b.json.gz | dev.json | index.csv
 a.txt b.txt | dev.txt | index.csv picture.png README.md
@@ -1966,7 +1975,7 @@ train/test_x.txt training/b.txt | heldout-en/a.txt | test/the_train_ride.txt tes
 a.txt | holdout/b.txt newsdev2013.en | devtest/x.txt newstest2014.en testset.txt
 trainset.txt | eng.testa validset.txt | eng.testb tst2010.txt
 labeledTrainData.tsv unlabeledTrainData.tsv | valData.tsv | testData.tsv
-Homework_ödev.txt IMDBTrain.txt | SNLIDev.txt lambada_development.txt | IMDBTest.txt
+IMDBTrain.txt | SNLIDev.txt lambada_development.txt | Homework_ödev.txt IMDBTest.txt
 a.txt.gz b.txt | dev.txt | b.txt.gz
 a.json-00000-of-00002 b.json-00001-of-00002.gz | dev.json.lzma | test.json
 #chat.txt ch1/README.md ~draft.md | dev.txt | README.md a.canvas node_modules/x.txt
