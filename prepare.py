@@ -533,7 +533,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                 if val_files:
                     found = sort_files(val_files)
                     val = found['val'] or found['test'] or found['train']
-                    parts['other'] += parts['val'] + [path for path in val_files if path not in val]
+                    parts['other'] += parts['val'] + sorted(val_files.keys() - val)
                     parts['val'] = val
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
@@ -684,12 +684,12 @@ class Shards:
     def text_bytes(self, starts, length):
         """
         Returns how many bytes of text the targets of these windows have, for bits per byte: 0 if there is no tokenizer.
-        The ids that end documents count as none.
+        Ids that begin or end a document have none.
         """
         if not self.tok:
             return 0
         ids = np.concatenate([self.read(start + 1, length) for start in starts])
-        return len(self.tok.decode_bytes(ids[ids != self.tok.eot]))
+        return len(self.tok.decode_bytes(ids[~np.isin(ids, [self.tok.eot, *self.tok.opening])]))
 
     def read(self, start, length):
         """Returns tokens[start : start + length], across shards."""
@@ -705,7 +705,7 @@ class Shards:
     def starts(self, first, count, T, seed):
         """
         Returns where `count` sequences of T tokens start, from the run's sequence number `first` on. Epochs follow each
-        other without end. It depends on the arguments alone, so there is no state to save.
+        other without end. Nothing else is random, so there is no state to save.
         """
         n = (len(self) - T) // T        # sequences per epoch; T tokens are left over for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
@@ -722,8 +722,8 @@ class Shards:
 @lru_cache(maxsize=8)       # two epochs of a few data sets
 def epoch_order(seed, epoch, n, T):
     """
-    Returns where the n sequences of an epoch start, in random order. Together they cover the text once, from a random
-    offset below T. Order and offset depend on seed and epoch alone.
+    Returns where the n sequences of an epoch start, in random order. They follow each other from a random offset below
+    T, and leave out fewer than 2 T tokens of the text. Order and offset depend on seed and epoch alone.
     """
     # Philox's raw words are the same in every version of numpy.
     words = np.random.Philox(key=[seed, epoch]).random_raw(n + 1)
