@@ -67,7 +67,7 @@ class GPTConfig:
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
     norm: str = 'rms'               # rms, layer, none
     norm_position: str = 'pre'      # pre, post
-    position: str = 'rope'          # rope, learned (with GPT-2's initialization), none
+    position: str = 'rope'          # rope, learned (with GPT-2's initial weights everywhere), none
     mlp: str = 'swiglu'             # swiglu, silu, gelu
     value_embeds: bool = False      # every other layer adds an embedding of each token to its values
     attention: str = 'flash'        # flash (torch's fused kernels), naive
@@ -141,7 +141,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     Returns softmax(q k^T / sqrt(hs)) v, like torch's function of this name: q (..., nh, T, hs), k and v
     (..., nkv, S, hs) -> (..., nh, T, hs). Each key head serves nh / nkv query heads. mask, broadcast to
     (..., nh, T, S): True where a query may look, or numbers to add before the softmax. causal, instead of a mask: a
-    query sees the keys up to its own position.
+    query sees the keys up to its own position. To change the formula, let Attention.forward call nothing else.
     """
     *heads, T, hs = q.shape
     S = k.size(-2)
@@ -161,12 +161,10 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     Computes scaled_dot_product_attention with torch's fused kernels, which store no (T, S) matrix and are
     fastest without a mask. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
     """
-    if faster_written_out(q):           # bfloat16 up to 512 positions, compiled for a CPU
-        return scaled_dot_product_attention(q, k, v, mask, causal, dropout)
     dtype, group = q.dtype, q.size(-3) // k.size(-3)
     if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-    if q.device.type == 'cpu':          # Up to 5 times as fast in the backward pass as 16 bits
+    if q.device.type == 'cpu':          # In 16 bits, the backward pass may take 5 times as long
         q, k, v = upcast(q), upcast(k), upcast(v)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
@@ -305,7 +303,8 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         attend = fused_attention
-        if c.attention == 'naive' or info.decode:       # for one query, fused kernels are slower compiled or with GQA
+        # Fused kernels are slower for one query if it is compiled or has GQA.
+        if c.attention == 'naive' or info.decode or faster_written_out(q):
             attend = scaled_dot_product_attention
         y = attend(q, k, v, info.mask, causal=info.mask is None, dropout=c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
