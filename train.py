@@ -5,7 +5,7 @@ Trains a GPT on whatever device there is.
     python train.py config/train_tinystories.py            # an experiment; --key=value overrides any option
     python train.py --dataset=my_text.txt                  # your own text: a file, a .jsonl, a folder
     python train.py out/python/config.py --init_from=resume
-    torchrun --nproc_per_node=4 train.py                   # one process per GPU (or, without GPUs, per CPU share)
+    torchrun --nproc_per_node=4 train.py                   # one process per GPU; without GPUs, they share the cores
 
 It prepares missing data, prints a line every log_interval steps (with the MFU on a known GPU)
 
@@ -157,13 +157,13 @@ def orthogonalize(x, dtype):
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
-def muon(p, g, lr, decay, m, *_, dtype):
+def muon(p, g, lr, decay, m, v, momentum, *_, dtype):
     """
     Moves matrices p (n, a, b) against their orthogonalized Nesterov momentum, about as far as AdamW would go at the
     same rate (arXiv:2502.16982, equation 4).
     """
-    m.lerp_(g, 0.05)
-    direction = orthogonalize(g.lerp(m, 0.95), dtype)
+    m.lerp_(g, 1 - momentum)
+    direction = orthogonalize(g.lerp(m, momentum), dtype)
     p.mul_(1 - lr * decay)
     p.sub_(lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
 
@@ -197,7 +197,7 @@ def make_groups(params, tied):
     for name in in_blocks:
         by_shape[params[name].shape].append(name)
     return [group(others, 'adamw', lr_scale=adamw_scale), group(embeddings, 'adamw', lr_scale=embed_scale),
-            *[group(by_shape[shape], 'muon', decay=weight_decay) for shape in sorted(by_shape)]]
+            *[group(by_shape[shape], 'muon', betas=(0.95, 0), decay=weight_decay) for shape in sorted(by_shape)]]
 
 class Optimizer(torch.optim.Optimizer):
     """
@@ -287,8 +287,9 @@ class Optimizer(torch.optim.Optimizer):
         params = dict(self.model.named_parameters())
         for name, w in self.weights.items():
             assert params[name].data_ptr() == w.data_ptr(), f'{name} moved; make a new Optimizer'
+        lr = self.on_device(lr)
         for group in self.groups:
-            group_lr = self.on_device(lr) * group.lr_scale
+            group_lr = lr * group.lr_scale
             corrections = [self.on_device(1 - beta ** self.t) for beta in group.betas]
             for p, g, m, v in self.pieces(group):
                 self.rules[group.rule](p, g, group_lr, group.decay, m, v, *group.betas, group.eps, *corrections)
@@ -309,9 +310,10 @@ class Optimizer(torch.optim.Optimizer):
 def get_lr(step, time_used=0.0, last=None):
     """
     Returns the learning rate of a step. It rises by at most learning_rate / warmup_iters per step, from 0 or from
-    `last`, the rate of the step before. It falls to min_lr: as half a cosine after warmup_iters, or linearly over the
-    last 65% of the steps (as in nanochat). time_used is the fraction of max_minutes that has passed; the schedule
-    follows the steps or the clock, whichever is ahead.
+    `last`, the rate of the step before, so that a finished run warms up again when it is trained further. It falls to
+    min_lr: as half a cosine after warmup_iters (at most half of the steps), or linearly over the last 65% of the steps
+    (as in nanochat). time_used is the fraction of max_minutes that has passed; the schedule follows the steps or the
+    clock, whichever is ahead.
     """
     end = lr_decay_iters or max_iters
     lowest = learning_rate / 20 if min_lr < 0 else min_lr
@@ -349,7 +351,7 @@ def training_step(model, opt, scaler, batches, sequences, lr):
     gradient norm before clipping, and any that you add. train() averages each over processes, and the loss also over
     the steps since the last printed line, evaluation or save.
     """
-    opt.zero_grad(set_to_none=False)        # fills g with zeros; with None, torch would only let go of it
+    opt.zero_grad(set_to_none=False)        # fills g with zeros
     total = 0.0
     for x, y in batches:
         loss = model(x, y) * (len(x) / sequences)
@@ -374,12 +376,12 @@ def make_scaler(device, dtype):
 def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the
-    log. They do not depend on the number of processes, unless it ends early. Reads max_tokens (0: all) or a few more of
+    log. They do not depend on the number of processes, unless `latest` ends it early. Reads max_tokens (0: all) or a few more of
     the split in windows of T tokens, in an order that spreads the windows read so far evenly over it. model: in
     evaluation mode; at_once: tokens per forward pass; latest: no pass begins after this time.perf_counter().
     """
     n = len(data) - 1           # every token but the first is a target
-    # The fractional parts of the golden ratio's multiples are spread evenly, however many of the smallest are taken.
+    # The windows i with the smallest fractional parts of i * golden ratio are spread evenly, however many are taken.
     order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T
     starts = order[:math.ceil((max_tokens or n) / T)]
     size = max(at_once // T, 1)
@@ -441,7 +443,7 @@ class Run:
     ends: list              # ids that end a text: see find_ends
     kept: tuple             # taken from the starting model: see keep_from
     model: GPT
-    fast: object            # the model, compiled or not
+    fast: object            # the model for training, compiled if that pays; evaluations use `model`
     opt: Optimizer
     scaler: torch.amp.GradScaler
     device: str
@@ -939,7 +941,8 @@ def main():
         finish(run)
 
 def start(run_folder, device):
-    """Returns the Run in this folder. It resumes a checkpoint, or starts from another model or a new one."""
+    """Returns the Run in this folder. It resumes a checkpoint, or starts from another model or a new one. With
+    eval_only, evaluates and exits."""
     checkpoint, state = read_state(run_folder, device)      # the checkpoint to resume, or None
     wanted, other_model = init_from.removeprefix('auto:'), None
     if wanted not in ('scratch', 'resume', 'auto'):
