@@ -29,7 +29,7 @@ from tokenizer import find_ends, load_tokenizer
 out_dir = ''            # a run, checkpoint or Hugging Face folder, or owner/model on the hub ('': newest run in out/)
 start = ''              # the prompt, or FILE:path ('': the end-of-text token, after which a new document begins)
 num_samples = 4         # number of texts, generated as one batch
-max_new_tokens = 256    # tokens per text (less if a text ends)
+max_new_tokens = 256    # tokens per text (fewer if a text ends)
 temperature = 0.8       # below 1 favors likely tokens; 0 always takes the likeliest
 top_k = 0               # draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # draw only from the likeliest tokens that together have this probability
@@ -46,7 +46,7 @@ def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
     """
     Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
     logits / temperature over the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus
-    sampling, arXiv:1904.09751). ids is None for all ids in order.
+    sampling, arXiv:1904.09751). ids is None if all tokens are kept, in order.
     """
     if temperature == 0:
         top_k, temperature = 1, 1.0
