@@ -71,7 +71,7 @@ def configure(script, *others, quiet=False):
     """
     defaults, mirrors = {}, []
     for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
-        before = getattr(space.get('config'), 'defaults', {})       # an earlier run in a notebook may have set others
+        before = getattr(space.get('config'), 'defaults', {})       # not what an earlier run in a notebook set
         for name, value in space.items():
             if name.islower() and not name.startswith('_') and type(value) in KINDS:
                 defaults[name] = before.get(name, value)
@@ -122,7 +122,7 @@ def fit(value, name, options, where):
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is str and not name.endswith(('start', 'separator')):         # these are text, not paths
-        before, tilde, path = value.partition('~/')         # a shell does not expand it after =
+        before, tilde, path = value.partition('~/')         # a shell does not expand ~ after =
         if tilde and before in ('', 'auto:'):
             value = before + os.path.expanduser(tilde) + path
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
