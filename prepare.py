@@ -176,45 +176,50 @@ def is_ours(folder):
     signs = ('log.jsonl', 'config.py'), ('train_000.bin', 'meta.json')
     return any(all((folder / name).exists() for name in names) for names in signs)
 
-SPLITS = dict.fromkeys('train training trainset traindata'.split(), 'train')
-SPLITS |= dict.fromkeys('val valid validation validate valset validset valdata dev devset devdata eval evaluation '
-                        'evaldata heldout holdout testa newsdev development'.split(), 'val')
-SPLITS |= dict.fromkeys('test testing testset testdata testb devtest newstest tst'.split(), 'test')
+SPLITS = dict.fromkeys(['train', 'training'], 'train')
+SPLITS |= dict.fromkeys('val valid validation validate dev development eval evaluation holdout testa'.split(), 'val')
+SPLITS |= dict.fromkeys('test testing testb devtest tst'.split(), 'test')
 
 def split_of(name):
     """Returns the last split in a path, or '': split_of('my_test/a.txt') -> 'test', split_of('valData.tsv') -> 'val'"""
     name = re.sub('(held|hold)[-_ ]?out', 'holdout', name, flags=re.I)
     words = re.split(r'[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])', name)         # QATest1 is QA and Test
     words += name.split('/')[:-1]           # exact folder names win
-    return ['', *[SPLITS[word.lower()] for word in words if word.lower() in SPLITS]][-1]
+    words = [re.sub('^news(discuss)?|(set|data|file|s)$', '', word.lower()) for word in words]
+    return ['', *[SPLITS[word] for word in words if word in SPLITS]][-1]
 
 def sort_files(files):
     """
     Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}. Others have another format,
-    have no split in their name next to files for training and for another split, or are copies of other files (also
-    compressed ones), which would put validation text into training.
+    or no split in their name although other files are named for training and another split.
     """
-    size = {path: path.stat().st_size for path in files}
     formats = {path: reader_of(path) or kind_of_text(path) for path in shown(files, 'looking at files')}
     sizes = Counter()
     for path, kind in formats.items():
-        sizes[kind] += size[path]
+        sizes[kind] += path.stat().st_size
     del sizes['binary']         # Archives and pictures are never read
     alone = [kind for kind in DATA_ALONE if sizes[kind] > sizes['text']]
     largest = max(sizes, key=lambda kind: (kind in alone, kind != 'markup', sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
     named = {split_of(files[path]) for path, kind in formats.items() if kind == largest} - {''}
     unnamed = 'other' if 'train' in named and len(named) > 1 else 'train'
-    same_size, contents = Counter(size.values()), set()
     for path, kind in formats.items():
-        content = file_sha256(path) if same_size[size[path]] > 1 and files[path] else path      # not Python's own files
-        is_copy = content in contents or re.search(PACKED, path.name.lower()) and path.with_suffix('') in files
-        if kind != largest or is_copy:
-            parts['other'].append(path)
-        else:
-            contents.add(content)
-            parts[split_of(files[path]) or unnamed].append(path)
+        part = split_of(files[path]) or unnamed
+        parts[part if kind == largest else 'other'].append(path)
     return parts
+
+def leave_out_copies(parts):
+    """Moves copies of files, also compressed ones, to 'other', because validation text must not be trained on."""
+    size = {path: path.stat().st_size for paths in parts.values() for path in paths}
+    same_size, contents = Counter(size.values()), set()
+    for split in 'val', 'test', 'train':
+        kept = []
+        for path in parts[split]:
+            content = file_sha256(path) if same_size[size[path]] > 1 else path
+            is_packed = re.search(PACKED, path.name.lower()) and path.with_suffix('') in size
+            (parts['other'] if is_packed or content in contents else kept).append(path)
+            contents.add(content)
+        parts[split] = kept
 
 # Formats that are read as text only if there is nothing else
 MARKUP = '.ipynb .canvas .rtf .pdf .eml .htm .html .xml .svg'.split()
@@ -233,8 +238,10 @@ def reader_of(path):
     if '.' not in name:
         with opened(path) as file:
             return json_rows if re.match(rb'\s*(\[\s*)?{\s*"', file.read(100)) else None
-    known = [suffix for suffix in Path(name).suffixes if suffix in READERS]
-    return READERS[known[-1]] if known else None
+    suffixes = [suffix for suffix in Path(name).suffixes if not suffix[1:].isdigit()]
+    if suffixes[-1:] == ['.txt']:           # Browsers append it
+        suffixes.pop()
+    return READERS.get(''.join(suffixes[-1:]))
 
 def shown(files, label):
     """Returns the files, with a progress bar if reading takes long."""
@@ -355,7 +362,8 @@ def texts_of(rows, path):
     except (LookupError, TypeError, AttributeError, UnicodeEncodeError, json.JSONDecodeError, csv.Error) as e:
         fields = f'; fields: {", ".join(map(repr, row))}' if isinstance(row, dict) else ''
         raise UserError(f'{path}, record {i}, is not an object with a text in {text_field!r} ({type(e).__name__}: '
-                        f'{getattr(e, "msg", e)}{fields}); use another --text_field, or correct the record')
+                        f'{getattr(e, "msg", e)}{fields}); use another --text_field, correct the record, or move the '
+                        f'file away')
 
 def parquet_rows(file):
     from pyarrow.parquet import ParquetFile
@@ -535,6 +543,8 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                     val = found['val'] or found['test'] or found['train']
                     parts['other'] += parts['val'] + sorted(val_files.keys() - val)
                     parts['val'] = val
+                if dataset != 'python':
+                    leave_out_copies(parts)
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
     made_with = config.defaults | read_meta(folder)         # A folder may be older than an option
@@ -551,7 +561,7 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
     found = '; '.join(f'{part}: {some_names(paths)}' for part, paths in parts.items() if paths)
     if not parts['train'] or (val_dataset and not parts['val']):
         raise UserError(f'no text for training, or for validation with --val_dataset ({found}); unpack archives, '
-                        f'convert files to UTF-8, and rename those that are called val or test but are for training')
+                        f'convert files to UTF-8, leave out copies, and rename training files called val or test')
     texts = parts['train'] + parts['val']
     tables = [path for path in texts if reader_of(path)]
     used = dict(text_field=tables, separator=len(tables) < len(texts), val_fraction=not parts['val'])
@@ -589,7 +599,8 @@ def write_shards(folder, tok, batches):
 
     for split, counts in meta.items():
         if not counts['tokens']:
-            raise UserError(f'the {split} split is empty; use more text, or another --val_fraction')
+            raise UserError(f'the {split} split is empty; use more text, or without validation files another '
+                            f'--val_fraction')
         n = math.ceil(counts['tokens'] / shard_tokens)
         counts['shards'] = [dict(name=f'{split}_{i:03d}.bin') for i in range(n)]        # check_data adds the rest
     return meta

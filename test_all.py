@@ -1967,7 +1967,9 @@ train/a.json | validation/a.json | test/b.json
 contest.txt devil.txt values.txt | val.txt | new-test/a.txt train-test.txt
 test-train.txt | val.txt | contest.txt devil.txt new-test/a.txt train-test.txt values.txt
 train.csv | dev.csv | sample_submission.csv test.csv trainval.csv validated.csv
-Homework_ödev.txt a.txt | Hold-Out/b.txt heldOut.txt | test.txt
+Homework_ödev.txt a.txt | Hold-Out/b.txt HoldOuts.txt heldOut.txt | test.txt
+trainfile.txt trains.txt | devs/a.txt evalset.txt newsdiscussdev2015.en | testfile.txt tests/b.txt
+a.jsonl.txt b.jsonl | dev.jsonl | notes.csv.md x.jsonl.md5
 a.jsonl.gz b.jsonl | dev.jsonl | LICENSE README.md archive.tar.gz
 a.json b.json.gz | dev.json | index.csv
 a.txt b.txt | dev.txt | index.csv picture.png README.md
@@ -1992,7 +1994,7 @@ def write_named(path, name):
     forms = {'.csv': f'text\n{text}\n', '.tsv': f'id\ttext\n1\t{text}\n', '.json': f'[{line}]',
              '.png': '\x89PNG\0' + text * 999, '.tar': '\0' * 999, '.arrow': text}
     forms |= dict.fromkeys(['.jsonl', '.ndjson', '.jl', '.jsonlines'], line)
-    suffix = Path(re.sub('[.](gz|lzma|[12]$)|-0.*', '', name)).suffix
+    suffix = Path(re.sub('[.](gz|lzma|[12]$|txt$)|-0.*', '', name)).suffix
     path.parent.mkdir(parents=True, exist_ok=True)
     with fsspec.open(path, 'wt', compression='infer') as file:
         file.write(forms.get(suffix, text))
@@ -2025,14 +2027,19 @@ def test_a_shard_that_becomes_shorter_is_one_line():
             data.read(start, length)
 
 def test_a_copy_of_a_file_is_left_out(printed):
-    for name in 'd/a.txt', 'd/a (1).txt', 'd/val/a.txt':
+    for name in 'd/a.txt', 'd/a (1).txt', 'd/val/a.txt', 'd/test/a.txt':
         write(name, *'one two three'.split())
-    write('d/b.txt', *'one two seven'.split())
-    write('d/0.htm', *'one two seven'.split())          # of another kind, so b.txt is not its copy
+    for name in 'd/b.txt', 'd/c.txt', 'v.txt', 'd/0.htm':         # the last is of another kind
+        write(name, *'one two seven'.split())
+    write('d/d.txt', 'four')
     data = Prepared('d', tokenizer='byte')
-    assert len(data.all_texts) == 6
-    assert ('train: 2 files (d/a (1).txt, d/b.txt); other: 3 files (2 .txt, 1 .htm: d/0.htm, d/a.txt, val/a.txt))'
+    assert len(data.all_texts) == 7
+    assert ('train: 2 files (d/b.txt, d/d.txt); val: 1 file (val/a.txt); other: 5 files (4 .txt, 1 .htm: d/0.htm, '
             in printed())
+    shutil.rmtree('d/val')
+    shutil.rmtree('data')
+    data = Prepared('d', tokenizer='byte', val_dataset='v.txt')
+    assert [data.texts(data.train), len(data.val_texts)] == [['four'], 3]         # test/a.txt is test text
 
 def test_many_files_are_summed_up_by_suffix(printed):
     for name in 'a.js b.js c.md d.js'.split():
@@ -2127,7 +2134,7 @@ def test_a_cut_far_from_the_end_is_found():
 def test_a_separator_is_found_with_either_line_ends_and_as_it_is_typed(text, typed):
     write('s.txt', text.encode().decode('unicode_escape'))
     shutil.copy('s.txt', 'v.txt')
-    data = Prepared('s.txt', tokenizer='byte', separator=typed, val_dataset='v.txt')
+    data = Prepared('corpus.txt', tokenizer='byte', separator=typed, val_dataset='v.txt')
     assert [text.strip('\r\n') for text in data.val_texts] == ['a', 'b', 'c']
 
 def test_a_separator_that_does_not_occur_is_said(printed):
@@ -2194,8 +2201,8 @@ def test_ids_of_32_bits_without_meta_json_are_read_as_such():
         assert meta['vocab_size'] == ids.max() + 1
 
 def test_a_val_dataset_that_changes_is_noticed_beside_a_known_data_set_too():
-    for name in 'data/downloads/names.txt', 'v.txt':
-        write(name, 'emma\n' * 99)
+    write('data/downloads/names.txt', 'emma\n' * 99)
+    write('v.txt', 'emily\n' * 99)
     options = dict(tokenizer='byte', val_dataset='v.txt')
     Prepared('names', **options)
     os.remove('data/downloads/names.txt')           # it is not needed afterwards
@@ -4203,7 +4210,7 @@ prepare.py --dataset=pointer.jsonl | pointer.jsonl is only a Git LFS pointer; ru
 prepare.py --dataset= | no text at ''
 prepare.py --dataset=utf16.txt | no text for training, or for validation with --val_dataset (other: 1 file (utf16.txt
 prepare.py --dataset=a.ZIP | unpack archives
-prepare.py --dataset=tests | unpack archives, convert files to UTF-8, and rename those that
+prepare.py --dataset=tests | convert files to UTF-8, leave out copies, and rename
 prepare.py --dataset=small.txt --val_dataset=small.txt | no text at 'small.txt' besides small.txt
 train.py --dataset=ids --tokenizer=char | --tokenizer=char has no effect
 prepare.py --dataset=small.txt --text_field=story | --text_field=story has no effect
