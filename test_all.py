@@ -2610,15 +2610,16 @@ def test_a_group_without_second_moments_is_never_half_updated():
     with pytest.raises(ValueError, match='zip'):
         optimizer.step(0.1)
 
-def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value():
+def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value(printed):
     model = small_gpt()
     optimizer = make_optimizer(model, 'adamw')
-    state = dict(t=3, options=dict(optimizer='adamw'))
+    state = dict(t=3, sequences=0, options=dict(optimizer='adamw'))
     save_checkpoint(Path('old'), model, Path('no tokenizer'), None, state, optimizer.tensors)
     optimizer.tensors['average'] = torch.ones(7)
     with train_options(optimizer='adamw'):
         train.restore(Path('old'), optimizer, bench.UNSCALED)
         assert optimizer.t == 3 and optimizer.tensors['average'].sum() == 7
+        assert 'old has no average; first values are kept' in printed()
         optimizer.tensors['m.new'] = torch.ones(7)
         with user_error('other weights .m.new.'):
             train.restore(Path('old'), optimizer, bench.UNSCALED)
@@ -2976,9 +2977,13 @@ def test_damage_to_a_log_keeps_nothing_from_being_saved():
 
 def test_a_resumed_run_says_which_options_are_others(printed):
     train_here('a', '--max_iters=4 --dropout=0.1')
-    train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --init_from=resume')
-    assert re.findall('since step 4: (.*)', printed()) == ['max_iters 4 -> 5', 'batch_size 8 -> 4']
+    run = train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --block_size=8 --init_from=resume')
+    changes = ['block_size 16 -> 8', 'max_iters 4 -> 5', 'batch_size 8 -> 4']
+    assert re.findall('since step 4: (.*)', printed()) == changes
     assert options_in('a/config.py')['batch_size'] == 4
+    assert run.steps[-1]['tokens'] == 4 * 8 * 16 + 4 * 8
+    write('old/training.json', json.dumps(dict(sequences=32, options=dict(block_size=16))))
+    assert train.load_state(Path('old'))['tokens'] == 32 * 16
 
 def options_in(path):
     return configurator.run_file(str(path), Options(train.config))
@@ -3036,6 +3041,8 @@ def test_what_may_not_change_in_a_run_is_refused_by_name():
     train_here('a', '--max_iters=2')
     for option, says in rows(CHANGES):
         assert says in refusal(f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {option}')
+    other = refusal(f'train.py {SMALL_RUN} --tokenizer=bpe --out_dir=b --init_from=a --mlp=gelu')
+    assert 'leave that out, or use --init_from=scratch' in other
 
 def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokenizer():
     first = train_here('a', '--max_iters=3 --tokenizer=bpe --vocab_size=300')

@@ -104,8 +104,9 @@ LOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))   # its number on this machine
 WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # number of processes
 
 # -----------------------------------------------------------------------------
-# Update rules. Each steps in place, as in torch.optim, for weights p with gradients g and moments m and v. decay is
-# the weight decay. At step t = 1, 2, ..., Adam's means, which start at 0, are divided by correction1 = 1 - beta1^t and
+# Update rules. Each steps in place, as in torch.optim, for weights p with gradients g and moments m and v. Except for
+# muon, these are pieces of all weights of a group, end to end, so a rule must treat each number alike. decay is the
+# weight decay. At step t = 1, 2, ..., Adam's means, which start at 0, are divided by correction1 = 1 - beta1^t and
 # correction2 = 1 - beta2^t. All are called like adamw.
 
 def sgd(p, g, lr, decay, *_):
@@ -376,9 +377,9 @@ def make_scaler(device, dtype):
 def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the
-    log. They do not depend on the number of processes, unless `latest` ends it early. Reads max_tokens (0: all) or a few more of
-    the split in windows of T tokens, in an order that spreads the windows read so far evenly over it. model: in
-    evaluation mode; at_once: tokens per forward pass; latest: no pass begins after this time.perf_counter().
+    log. They do not depend on the number of processes, unless `latest` ends it early. Reads max_tokens (0: all) or a
+    few more of the split in windows of T tokens, spread evenly over it at any moment. model: in evaluation mode;
+    at_once: tokens per forward pass; latest: no pass begins after this time.perf_counter().
     """
     n = len(data) - 1           # every token but the first is a target
     # The windows i with the smallest fractional parts of i * golden ratio are spread evenly, however many are taken.
@@ -421,7 +422,7 @@ def check_finite(run, loss=0.0):
 # training.json keeps this state, from which a run resumes. read_state() adds the kind of device, and start() the hash
 # of the data.
 NEW_STATE = dict(
-    step=0, sequences=0,                # optimizer steps and training sequences so far
+    step=0, sequences=0, tokens=0,      # optimizer steps, and what they were trained on
     seconds=0.0, first_step=0.0,        # elapsed (with evaluations and saves), now and after step 1
     lr=0.0,                             # learning rate of the last step
     evaluated=dict(step=0),             # last evaluation and its step; step 0 of a new model is not evaluated
@@ -453,7 +454,10 @@ class Run:
     wandb: object = None    # None if it is off or failed
 
 def evaluate_run(run, last):
-    """Evaluates the model of a run, prints and logs the result, draws the curves and, unless last, prints a sample."""
+    """
+    Evaluates the model of a run, prints and logs the result, draws the curves and, unless last, prints a sample. The
+    optimizer's g still has the last step's clipped gradient, or zeros after a resume.
+    """
     found = evaluate(run.model, run.val_data, run.T, eval_tokens, run.eval_batch)
     check_finite(run, found['val_loss'])
     step = run.state['step']
@@ -697,7 +701,7 @@ def start_wandb(run):
 def log(run, numbers):
     """Writes an entry to log.jsonl, and to wandb until that fails."""
     state, path = run.state, run.folder / 'log.jsonl'
-    entry = dict(step=state['step'], tokens=state['sequences'] * run.T, seconds=state['seconds'], **numbers)
+    entry = dict(step=state['step'], tokens=state['tokens'], seconds=state['seconds'], **numbers)
     with optional(path), open(path, 'a') as f:
         f.write(json.dumps(entry) + '\n')
     if run.wandb:
@@ -763,7 +767,9 @@ def read_state(run, device):
 
 def load_state(folder):
     """Returns the state in a checkpoint, with a new run's values for missing entries."""
-    return NEW_STATE | read_json(folder / 'training.json')
+    state = read_json(folder / 'training.json')
+    tokens = state['sequences'] * state['options'].get('block_size', 0)         # older runs did not count them
+    return NEW_STATE | dict(tokens=tokens) | state
 
 def restore(folder, opt, scaler):
     """
@@ -779,6 +785,8 @@ def restore(folder, opt, scaler):
     if before != optimizer or odd:
         what = f'other weights ({", ".join(sorted(odd)[:3])})' if before == optimizer else f'--optimizer={before}'
         raise UserError(f'{folder} was trained with {what}; repeat that, or start a new run with --init_from={folder}')
+    if opt.tensors.keys() > found.keys():
+        say(f'{folder} has no {", ".join(opt.tensors.keys() - found.keys())}; first values are kept')
     with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
@@ -850,8 +858,8 @@ def make_model(folder, meta, resumed):
         enough = name in ('vocab_size', 'block_size') and asked < value         # a larger one is fine
         if name in asks and asked != value and not enough:
             cure = 'prepare the data with its tokenizer' if name == 'vocab_size' else 'leave that out'
-            raise UserError(f'{folder} has {name} = {value}, but {asks[name]} asks for {asked}; {cure}, or start a new '
-                            f'run with another --out_dir')
+            other = 'start a new run with another --out_dir' if resumed else 'use --init_from=scratch'
+            raise UserError(f'{folder} has {name} = {value}, but {asks[name]} asks for {asked}; {cure}, or {other}')
     return model
 
 def options_of_run(model, T, data_folder, source, state):
@@ -1035,7 +1043,9 @@ def train(run):
         batches = micro_batches(run.train_data, starts, step, T, run.micro, run.device)
         numbers = training_step(run.fast, run.opt, run.scaler, batches, batch_size, lr)
         losses.append(numbers.pop('loss'))
-        state.update(step=step, sequences=state['sequences'] + batch_size, lr=lr)
+        state['sequences'] += batch_size
+        state['tokens'] += batch_size * T
+        state.update(step=step, lr=lr)
         if step == first:           # now there is something to save
             interrupt.listen()
 
