@@ -263,7 +263,7 @@ class ValueEmbedding(nn.Module):
 class PassInfo:
     """Holds what all layers of a forward pass see besides x (B, T, n_embd)."""
     idx: torch.Tensor           # token ids (B, T)
-    positions: torch.Tensor     # their positions (B or 1, T)
+    positions: torch.Tensor     # their positions (B or 1, T), which are also their slots in the cache
     cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
     mask: torch.Tensor = None           # replaces the causal mask, so it must hide later tokens, too (None: causal)
     cache: object = None                # a KVCache that gets the keys and values, or None
