@@ -716,7 +716,7 @@ class Shards:
     def starts(self, first, count, T, seed):
         """
         Returns where `count` sequences of T tokens start, from the run's sequence number `first` on. Epochs follow each
-        other without end. Nothing else is random, so there is no state to save.
+        other without end. Nothing else is random, so there is no state to save. For another T, the order is another.
         """
         n = (len(self) - T) // T        # sequences per epoch; T tokens are left over for an offset and the last target
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
