@@ -107,11 +107,9 @@ def find_source(dataset):
     which are empty if there is no such path.
     """
     known = DATASETS.get(dataset, {})
-    seen = set()            # Validation files are not used for training
-    val_files = real_files(val_dataset, seen) if val_dataset else {}
-    files = {DOWNLOADS / name: name for name in known.get('files', [])}
-    if dataset and not files:
-        files = real_files(dataset, seen)
+    val_files = find_files(val_dataset)
+    files = {DOWNLOADS / name: name for name in known.get('files', [])} or find_files(dataset)
+    files = {path: name for path, name in files.items() if path not in val_files}
     source = portable(dataset)
     if dataset == 'python':
         files = standard_library()
@@ -137,25 +135,15 @@ def standard_library():
     files = [path for path in root.rglob('*.py') if skip.isdisjoint(path.relative_to(root).parts)]
     return dict.fromkeys(sorted(files, key=Path.as_posix), '')
 
-def real_files(root, seen):
-    """
-    Returns the files at a path that are not in `seen` as {path: name below root}, sorted, and adds them to it. A file
-    with several links counts once, preferably under a name that has its split or suffix, else under its own.
-    """
-    paths = all_files(Path(root), () if Path(root) == DOWNLOADS else (DOWNLOADS.resolve(),))
-    names = {path: path.relative_to(root).as_posix() for path in paths}
-    names = {path: name for path, name in names.items() if not ABOUT.fullmatch(name)}
-    found = {}
-    for path in sorted(names, key=lambda path: (not split_of(names[path]), not path.suffix, path.is_symlink(), path)):
-        real = path.stat()[1:3]         # its inode and device
-        if real not in seen:
-            seen.add(real)
-            found[path] = names[path]
-    return dict(sorted(found.items()))
+def find_files(root):
+    """Returns the files at a path (none for '') as {path: name below root}, sorted."""
+    paths = all_files(Path(root), () if Path(root) == DOWNLOADS else (DOWNLOADS.resolve(),)) if root else []
+    names = {path: path.relative_to(root).as_posix() for path in sorted(paths)}
+    return {path: name for path, name in names.items() if not ABOUT.fullmatch(name)}
 
-# Hidden files, backups, incomplete downloads, packages, and the rows that `datasets` caches again
+# Hidden files, backups, incomplete downloads, packages, and what caches of Hugging Face hold a second time
 NO_DATA = re.compile('[.].*|~[$].*|#.*#|.*(~|[.](bak|orig|swp|tmp|part|download|crdownload|aria2)|:Zone[.]Identifier)'
-                     '|desktop[.]ini|thumbs[.]db|node_modules|site-packages|__pycache__|cache-.*[.]arrow', re.I)
+                     '|desktop[.]ini|thumbs[.]db|node_modules|site-packages|__pycache__|blobs|cache-.*[.]arrow', re.I)
 ABOUT = re.compile('(readme|licen[cs]e)([.](md|txt))?', re.I)         # files about the data, next to them
 
 def all_files(path, above):

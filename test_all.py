@@ -2061,7 +2061,7 @@ def test_what_this_project_writes_is_no_text():
         write(f'{name}/config.py', 'a text')
     for _ in range(2):          # the second run finds the shards of the first
         Prepared('.', tokenizer='byte')
-    assert [*prepare.real_files('.', set()).values()] == ['corpus.txt', 'data/a.txt']
+    assert [*prepare.find_files('.').values()] == ['corpus.txt', 'data/a.txt']
     assert Prepared('.history', tokenizer='byte').folder == Path('data/history-byte')
     with user_error("no text at 'gone/history'"):       # not "remove data/history-byte"
         find_or_prepare('gone/history', 'byte')
@@ -2081,8 +2081,7 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     write('held/README.md', '')
     data = Prepared('held', tokenizer='byte', val_dataset='held/b.txt')
     assert data.all_texts == ['for training', 'for validation']
-    found = prepare.real_files('top', set())
-    assert sorted(path.name for path in found) == ['a.txt', 'b.txt']        # under their own names
+    assert Prepared('top', tokenizer='byte').all_texts == ['first', 'second']
     assert Prepared('top/dir', tokenizer='byte', val_dataset='top/more').val_texts == ['second']
     for name in 'train', 'val':
         write(f'shared/all/{name[0]}.txt', f'to {name}')
@@ -2098,7 +2097,7 @@ def test_each_real_file_is_read_once_however_many_links_lead_to_it():
     for target in 'nowhere', 'gone':
         os.symlink(target, 'top/gone')
         with user_error(f'top/gone is a link to .*{target}, which does not exist'):
-            prepare.real_files('top', set())
+            prepare.find_files('top')
         os.unlink('top/gone')
 
 # text | separator as typed
