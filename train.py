@@ -767,9 +767,9 @@ def read_state(run, device):
 
 def load_state(folder):
     """Returns the state in a checkpoint, with a new run's values for missing entries."""
-    state = read_json(folder / 'training.json')
-    tokens = state['sequences'] * state['options'].get('block_size', 0)         # older runs did not count them
-    return NEW_STATE | dict(tokens=tokens) | state
+    state = NEW_STATE | read_json(folder / 'training.json')
+    tokens = state['sequences'] * state['options'].get('block_size', 0)
+    return dict(state, tokens=state['tokens'] or tokens)        # older runs did not count them
 
 def restore(folder, opt, scaler):
     """
