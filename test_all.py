@@ -2312,7 +2312,7 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
     write('one.txt', 'le café ' * 200)
     Prepared('one.txt', tokenizer='byte')
     assert re.search('train *[|] 1 document [|].*\nval *[|] 1 document [|]', printed())
-    shutil.copy('one.txt', 'two.txt')
+    write('two.txt', 'un café ' * 200)
     Prepared('one.txt', tokenizer='char', val_dataset='two.txt')
     assert re.search('val *[|] 1 document [|]', printed())
 
@@ -2612,7 +2612,7 @@ def test_a_group_without_second_moments_is_never_half_updated():
 def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value(printed):
     model = small_gpt()
     optimizer = make_optimizer(model, 'adamw')
-    state = dict(t=3, sequences=0, options=dict(optimizer='adamw'))
+    state = dict(t=3, options=dict(optimizer='adamw'))
     save_checkpoint(Path('old'), model, Path('no tokenizer'), None, state, optimizer.tensors)
     optimizer.tensors['average'] = torch.ones(7)
     with train_options(optimizer='adamw'):
