@@ -196,18 +196,16 @@ def sort_files(files):
         parts[part if kind == largest else 'other'].append(path)
     return parts
 
-def leave_out_copies(parts):
+def leave_out_copies(parts, hashes):
     """Moves copies of files, also compressed ones, to 'other', because validation text must not be trained on."""
-    size = {path: path.stat().st_size for paths in parts.values() for path in paths}
-    same_size, contents = Counter(size.values()), set()
+    contents = set()
     for split in 'val', 'test', 'train':
-        kept = []
-        for path in parts[split]:
-            content = file_sha256(path) if same_size[size[path]] > 1 else path
-            is_packed = re.search(PACKED, path.name.lower()) and path.with_suffix('') in size
-            (parts['other'] if is_packed or content in contents else kept).append(path)
+        paths, parts[split] = parts[split], []
+        for path in paths:
+            content = hashes.get(path, path)        # Files of known data sets have no hash and no copies
+            is_packed = re.search(PACKED, path.name.lower()) and path.with_suffix('') in hashes
+            parts['other' if is_packed or content in contents else split].append(path)
             contents.add(content)
-        parts[split] = kept
 
 # Formats that are read as text only if there is nothing else
 MARKUP = '.ipynb .canvas .rtf .pdf .eml .htm .html .xml .svg'.split()
@@ -519,7 +517,8 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     own = val_files if dataset in DATASETS else val_files | files       # the user's files, which may change
     stamp = joint_sha256(f'{name} {stamp_of(path)}' for path, name in own.items())
     if not gone and made_with.get('source_stamp') != stamp:         # Otherwise the text is not read again
-        settings['source_hash'] = joint_sha256(f'{own[path]} {file_sha256(path)}' for path in shown(own, 'hashing'))
+        hashes = {path: file_sha256(path) for path in shown(own, 'hashing')}
+        settings['source_hash'] = joint_sha256(f'{own[path]} {sha256}' for path, sha256 in hashes.items())
     if not folder.exists():
         os.makedirs(DOWNLOADS, exist_ok=True)
         with lock(folder.with_name(f'.{folder.name}.lock')):
@@ -531,8 +530,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                     val = found['val'] or found['test'] or found['train']
                     parts['other'] += parts['val'] + sorted(val_files.keys() - val)
                     parts['val'] = val
-                if dataset != 'python':
-                    leave_out_copies(parts)
+                leave_out_copies(parts, hashes)
                 make_folder(folder, dict(settings, source_stamp=stamp), parts, tokenizer, vocab_size)
 
     made_with = config.defaults | read_meta(folder)         # A folder may be older than an option
