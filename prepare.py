@@ -186,8 +186,7 @@ def sort_files(files):
     for path, kind in formats.items():
         sizes[kind] += path.stat().st_size
     del sizes['binary']         # Archives and pictures are never read
-    alone = [kind for kind in DATA_ALONE if sizes[kind] > sizes['text']]
-    largest = max(sizes, key=lambda kind: (kind in alone, kind != 'markup', sizes[kind]), default='')
+    largest = max(sizes, key=lambda kind: (kind != 'markup', sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
     named = {split_of(files[path]) for path, kind in formats.items() if kind == largest} - {''}
     unnamed = 'other' if 'train' in named and len(named) > 1 else 'train'
@@ -381,8 +380,7 @@ def csv_rows(file):
             raise csv.Error('a stray quote joins rows; double it, and quote the text')
         yield row
 
-# Formats with a document in each row. Next to the first two, other formats only describe the data.
-DATA_ALONE = parquet_rows, arrow_rows
+# Formats with a document in each row
 READERS = {'.parquet': parquet_rows, '.arrow': arrow_rows, '.csv': csv_rows, '.tsv': csv_rows, '.json': json_rows,
            **dict.fromkeys(['.jsonl', '.ndjson', '.jsonlines', '.jl'], jsonl_rows)}
 # Formats that are read as text only if there is nothing else
