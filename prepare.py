@@ -423,7 +423,9 @@ def split_texts(files, val_files, separator, val_fraction, label):
 def split_by_hash(parts, val_fraction):
     """Holds out whole documents for validation. A document stays in its split if others are added or removed."""
     for document in whole_documents(parts):
-        yield 'val' if document_hash(document) < val_fraction else 'train', document
+        digest = hashlib.blake2b(document[:-1], digest_size=8).digest()
+        number = int.from_bytes(digest, 'big') / 2 ** 64        # in [0, 1), depends only on the text
+        yield 'val' if number < val_fraction else 'train', document
 
 def whole_documents(parts):
     """Joins the parts of documents: b'a', b'b\\xff', b'c\\xff' -> b'ab\\xff', b'c\\xff'"""
@@ -433,11 +435,6 @@ def whole_documents(parts):
         if part.endswith(b'\xff'):
             yield b''.join(document)
             document = []
-
-def document_hash(document):
-    """Returns a number in [0, 1) that depends only on the text."""
-    digest = hashlib.blake2b(document[:-1], digest_size=8)
-    return int(digest.hexdigest(), 16) / 2 ** 64
 
 def split_by_position(parts, left):
     """Holds out the end of the text for validation, as nanoGPT does; training gets the first `left` characters."""
