@@ -481,9 +481,8 @@ def encode_batch(tok, batch):
     """
     split, raw = batch
     ends = raw.count(b'\xff')
-    ids = tok.encode_bytes(raw, [tok.eot] * ends)
-    for id in reversed(tok.opening):        # for the next document; write_shards adds the first's
-        ids = np.insert(ids, np.flatnonzero(ids == tok.eot) + 1, id)
+    between = [tok.eot, *tok.opening]       # write_shards adds the first document's opening
+    ids = tok.encode_bytes(raw.replace(b'\xff', b'\xff' * len(between)), between * ends)
     return split, ids, dict(documents=ends, bytes=len(raw) - ends)
 
 # -----------------------------------------------------------------------------
