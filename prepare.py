@@ -597,9 +597,8 @@ def print_summary(meta, tok):
 
 def read_meta(folder):
     """Returns meta.json of a data folder, or one made for nanoGPT's folders (train.bin, val.bin), which lack it."""
-    path = folder / 'meta.json'
-    if path.exists() or not (folder / 'train.bin').exists():
-        return read_json(path)
+    if not (folder / 'train.bin').exists():
+        return read_json(folder / 'meta.json')
     ids = np.fromfile(folder / 'train.bin', '<u2', 1 << 20)
     is_wide = ids[1::2].max(initial=0) < 16 <= ids.max(initial=0)       # odd ones are the high halves of 32-bit ids
     splits = {split: dict(shards=[dict(name=f'{split}.bin')]) for split in ('train', 'val')}
