@@ -701,7 +701,6 @@ class Merging:
     def number_pairs(self, at):
         """Numbers the pairs that begin at these places; all of them are new."""
         order, begin, pairs, count = group_pairs(self.ids[at], self.ids[self.next[at]], self.weight[at])
-        self.pair_at[at] = 0
         at = at[order]
 
         number = self.num_places + begin
@@ -785,7 +784,7 @@ class Merging:
         changed = np.append(left, at)
         gone = np.append(changed, middle)
         np.subtract.at(self.count, self.pair_at[gone], self.weight[gone])
-        self.pair_at[middle] = 0
+        self.pair_at[gone] = 0
         self.number_pairs(changed)
         self.merges += [(x, y) for _, x, y, _ in batch[:stop]]
 
