@@ -878,7 +878,7 @@ class FastEncoder:
         self.byte_ids = np.array(tok.byte_ids[:0xfe] + [EDGE, EDGE], np.int32)
         self.merged_ids = np.array(tok.merged_ids, np.int32)
         self.pairs = Index()        # of ids; the number of each is its rank + 1
-        self.pairs.add(np.fromiter(chain.from_iterable(tok.ranks), np.uint64).reshape(-1, 2))
+        self.pairs.add(np.array([*tok.ranks], np.uint64).reshape(-1, 2))
         self.byte_ranks = self.ranks_of(np.repeat(self.byte_ids, 256), np.tile(self.byte_ids, 256)).reshape(256, 256)
         self.tables = []
 
