@@ -289,7 +289,10 @@ SMALL = 2           # up to this many blocks, starting processes takes longer th
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}\p{Cs}])')
 
 def blocks(chunks, size, special_tokens=()):
-    """Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes or more, cut where no token can cross."""
+    """
+    Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes or more, cut where no token can cross. The last
+    block may be smaller, or empty.
+    """
     special = special_pattern(special_tokens, bytes)
     longest = max(map(len, map(str.encode, special_tokens)), default=1)
     rest, wanted = bytearray(), size
@@ -302,8 +305,7 @@ def blocks(chunks, size, special_tokens=()):
             yield bytes(rest[:cut])
             del rest[:cut]
         wanted = max(size, 2 * len(rest))       # without a cut, do not search again for every chunk
-    if rest:
-        yield bytes(rest)
+    yield bytes(rest)
 
 def find_cut(raw, sight, special):
     """
@@ -550,7 +552,7 @@ class Pieces:
     def read(self, raw):
         """Returns the numbers of the pieces of UTF-8 bytes, in order. New pieces get the next numbers."""
         parts = (raw[i:i + WINDOW] for i in range(0, len(raw), WINDOW))
-        return np.concatenate([np.zeros(0, np.int32), *map(self.numbers, blocks(parts, WINDOW))])
+        return np.concatenate([*map(self.numbers, blocks(parts, WINDOW))])
 
     def numbers(self, window):
         """Does the same for a part of a text."""
