@@ -685,12 +685,12 @@ class Merging:
         self.ids = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
         edges = np.flatnonzero(self.ids == 0xff)
         self.ids[edges] = EDGE
-        self.next = np.arange(1, len(self.ids) + 1)
+        n = len(self.ids)
+        self.next = np.arange(1, n + 1)
         self.previous = self.next - 2
         self.weight = np.repeat([0, *counts.values()], np.diff(edges, prepend=-1))
 
         # A merge at a place removes a token and adds at most two pairs, so this is room for all.
-        n = len(self.ids)
         self.num_places = 1
         self.places = np.zeros(3 * n, np.int32)             # of all pairs, pair by pair
         # for each pair: a << 32 | b, its number of places, its frequency
