@@ -1134,8 +1134,8 @@ class ForeignTokenizer(BaseTokenizer):
                 vocab[id] = token.encode() if token in added else from_printable(token)
         self.set_vocab(vocab, [])
         self.special_ids = added
-        ids, text = self.theirs.encode('a').ids, self.theirs.encode('a', add_special_tokens=False).ids
-        self.opening = ids[:ids.index(text[0])]         # a template may also add tokens at the end
+        ids = self.theirs.encode('a').ids
+        self.opening = ids[:ids.index(self.encode('a')[0])]         # a template may also add tokens at the end
         if self.decode(self.encode(PROBE)).removeprefix(' ') != PROBE:
             raise ValueError('a text does not come back from its ids')
 
