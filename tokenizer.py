@@ -33,6 +33,7 @@ from configurator import UserError, conversion, read_json
 
 END_OF_TEXT = '<|endoftext|>'
 NO_RANK = 2 ** 32 - 1       # the rank of a pair that is never merged
+BYTES = [bytes([b]) for b in range(256)]
 
 # How text is split into words before any merging. No token crosses a word boundary. Before you add a pattern, read the
 # comment above cut_table.
@@ -180,7 +181,7 @@ class BPETokenizer(BaseTokenizer):
         self.pattern = regex.compile(PATTERNS[pattern])
         self.set_vocab(vocab, special_tokens)
         self.merges = [tuple(pair) for pair in merges]
-        self.byte_ids = [self.id_of[bytes([b])] for b in range(256)]
+        self.byte_ids = [self.id_of[byte] for byte in BYTES]
         self.merged_ids = [self.id_of[a + b] for a, b in self.merges]         # by rank
         self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
         if {*self.byte_ids, *self.merged_ids} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
@@ -248,7 +249,7 @@ class Tokenizer(BPETokenizer):
 
 def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
     """Returns a Tokenizer with the 256 bytes and no merges."""
-    return Tokenizer({i: bytes([i]) for i in range(256)}, [], special_tokens)
+    return Tokenizer(dict(enumerate(BYTES)), [], special_tokens)
 
 class WordTokenizer(BPETokenizer):
     """Has no merges, but a token for each byte and for some whole words. Bytes spell the other words."""
@@ -680,7 +681,7 @@ class Merging:
     """
     def __init__(self, counts, max_tokens):
         self.merges = []
-        self.vocab = [bytes([i]) for i in range(256)]
+        self.vocab = [*BYTES]
         self.max_tokens = max_tokens
         self.ids = np.frombuffer(b'\xff'.join([b'', *counts, b'']), np.uint8).astype(np.int32)
         edges = np.flatnonzero(self.ids == 0xff)
@@ -1003,7 +1004,7 @@ def printable(token):
     """printable(b' a') -> 'Ġa'"""
     return token.decode('latin-1').translate(TO_CHAR)
 
-TO_BYTE = {printable(bytes([b])): b for b in range(256)}
+TO_BYTE = {printable(byte): b for b, byte in enumerate(BYTES)}
 
 def from_printable(token):
     return bytes(TO_BYTE[c] for c in token)
