@@ -23,7 +23,7 @@ from bisect import insort
 from collections import Counter, defaultdict, deque
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from itertools import accumulate, chain, islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 
 import numpy as np
@@ -440,8 +440,8 @@ def cut_table(pattern):
     of_char, _ = class_tables()
     table = np.full((16, 16), BETWEEN + BEFORE, np.uint8)
     for text in product(EXAMPLES, repeat=3):
-        words = regex.findall(PATTERNS[pattern], ''.join(text))
-        cut_at = {0, *accumulate(map(len, words))}
+        words = regex.finditer(PATTERNS[pattern], ''.join(text))
+        cut_at = {word.start() for word in words}
         kinds = of_char[[*map(ord, text)]]
         for i, pair in enumerate(zip(kinds, kinds[1:])):
             if i not in cut_at:
