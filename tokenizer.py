@@ -337,7 +337,7 @@ class NotUTF8(UserError):
         super().__init__(f'{name} is not UTF-8: it has {raw[start]:#04x}{where}; convert it from its encoding, '
                          f'for example with iconv -f {encoding} -t utf-8{others}')
 
-def read_blocks(file, name, special_tokens=()):
+def read_blocks(file, name, special_tokens):
     """Yields the content of a binary file in blocks. Raises UserError for bytes that are not UTF-8."""
     offset = 0
     for block in blocks(iter(lambda: file.read(BLOCK), b''), BLOCK, special_tokens):
