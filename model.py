@@ -818,10 +818,10 @@ def find_folder(name, say=print):
     folder = Path(name)
     if checkpoints(folder):
         folder = newest_intact(folder, say, to_resume=False)
-    elif folder.is_dir() and not (folder / 'config.json').exists():
-        raise UserError(f'{folder} has no checkpoint yet; wait for the first one, or use another folder')
     elif not folder.is_dir():
         folder = download(name)
+    elif not (folder / 'config.json').exists():
+        raise UserError(f'{folder} has no checkpoint yet; wait for the first one, or use another folder')
     import_config(folder)           # Raises before any text is prepared for it
     if not any(folder.glob('model*.safetensors')):
         raise UserError(f'{name} has no model.safetensors; run: {conversion("AutoModelForCausalLM", name)}')
