@@ -1001,13 +1001,12 @@ def write_gguf(path, model, tok, ends, dtype, folder):
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[dtype]
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
-    heads = dict(q_proj=c.n_head, k_proj=c.n_kv_head)
     for name, x in weights_on_disk(model).items():
         part = name.split('.')[-2]
         if part.startswith('c_'):       # Hugging Face stores GPT-2's as (in, out)
             x = x.t()
-        if kind == 'llama' and part in heads:       # The two rows that rope rotates become neighbors
-            x = x.unflatten(0, (heads[part], 2, -1)).transpose(1, 2).reshape(x.shape)
+        if kind == 'llama' and part in ('q_proj', 'k_proj'):        # The two rows that rope rotates become neighbors
+            x = x.unflatten(0, (-1, 2, c.head_dim // 2)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
         x = gguf.quants.quantize(x.float().numpy(), stored_as)
         w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
