@@ -94,13 +94,13 @@ class GPTConfig:
 # a model computes, add a field: otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
 UNSAVED_FIELDS = 'dropout', 'attention'
 
-# The fields of other models, written out so that the defaults above may change. Add a new field to SHARED, with the
+# The fields of other models, written out so that the defaults above may change. Add a new field to LLAMA, with the
 # value that means "without it". GPT(GPTConfig(**GPT2)) has 124,439,808 parameters.
-SHARED = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, qkv_bias=False, nope_every=0, qk_norm=False,
-              norm_position='pre', value_embeds=False)
-GPT2 = dict(SHARED, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
+LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-6, bias=False, qkv_bias=False,
+             nope_every=0, tie_weights=False, qk_norm=False, norm='rms', norm_position='pre', position='rope',
+             mlp='swiglu', value_embeds=False)
+GPT2 = dict(LLAMA, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
             bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
-LLAMA = dict(SHARED, norm_eps=1e-6, bias=False, tie_weights=False, norm='rms', position='rope', mlp='swiglu')
 
 # -----------------------------------------------------------------------------
 # Functions, written out. Only the tests call softmax, silu, gelu and cross_entropy, because the layers use torch's

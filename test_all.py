@@ -1255,7 +1255,7 @@ def test_a_real_qwen3_says_other_things_of_its_layers():
 def test_the_models_of_others_have_all_their_fields_and_need_no_defaults_of_ours(kind):
     _, keys, values, _ = FAMILIES[kind]
     named = {*keys.values(), *values, *UNSAVED_FIELDS}
-    assert named == GPTConfig.__dataclass_fields__.keys(), 'add a new field to SHARED'
+    assert named == GPTConfig.__dataclass_fields__.keys(), 'add a new field to LLAMA'
 
 @parametrize('kind', ['gpt2', 'no norm'])
 def test_dropout_is_not_saved_and_a_loaded_model_is_ready_for_evaluation(kind):
