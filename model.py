@@ -663,10 +663,10 @@ def rope_slowdown(freqs, factor):
 # SmolLM3 (nope_every). GPT-2 has its own names.
 
 GPT2_NAMES = {
-    'model.embed_tokens': 'transformer.wte',
-    'model.embed_positions': 'transformer.wpe',
-    'model.layers': 'transformer.h',
-    'model.norm': 'transformer.ln_f',
+    'model.embed_tokens': 'wte',
+    'model.embed_positions': 'wpe',
+    'model.layers.': 'h.',
+    'model.norm': 'ln_f',
     'input_layernorm': 'ln_1',
     'self_attn.[qkv]_proj': 'attn.c_attn',      # joined, in this order
     'self_attn.o_proj': 'attn.c_proj',
@@ -681,19 +681,18 @@ def to_gpt2(tensors):
     for name, x in tensors.items():
         for ours, theirs in GPT2_NAMES.items():
             name = re.sub(ours, theirs, name)
-        if 'lm_head.weight' not in tensors:         # mlx-lm wants no prefix; transformers wants one with untied heads
-            name = name.removeprefix('transformer.')
+        if 'lm_head.weight' in tensors and name != 'lm_head.weight':
+            name = f'transformer.{name}'        # transformers wants this with an untied head; mlx-lm never wants it
         if '.c_' in name:       # t() leaves a bias as it is
             x = x.t().contiguous()
         out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
 
 def from_gpt2(tensors):
-    """Inverse of to_gpt2. Files on the hub may lack the prefix."""
+    """Inverse of to_gpt2. Files of transformers have the prefix with a tied head, too."""
     out = {}
     for name, x in tensors.items():
-        if not name.startswith(('transformer.', 'lm_head.')):
-            name = f'transformer.{name}'
+        name = name.removeprefix('transformer.')
         if '.c_' in name:
             x = x.t().contiguous()
         for ours, theirs in GPT2_NAMES.items():
