@@ -856,10 +856,8 @@ def load_model(folder, **overrides):
         files = ['model.safetensors']
         if not (folder / files[0]).exists():        # Files outside the index may be of an older model
             files = set(read_json(folder / 'model.safetensors.index.json')['weight_map'].values())
-        tensors = {}
-        for file in files:
-            tensors.update(load_file(folder / file))
-        tensors = {name: x for name, x in tensors.items() if not name.endswith(NO_WEIGHTS)}
+        tensors = {name: x for file in files for name, x in load_file(folder / file).items()
+                   if not name.endswith(NO_WEIGHTS)}
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors)
         with torch.device('meta'):      # Names and shapes only: a bad file allocates nothing
@@ -936,7 +934,7 @@ def remove_checkpoint(folder):
     hidden = folder.rename(folder.with_name(f'.{folder.name}.partial'))
     shutil.rmtree(hidden, ignore_errors=True)
 
-def check_manifest(folder, to_resume=True):
+def check_manifest(folder, to_resume):
     """Raises UserError if a file other than README.md is missing or changed. training.* is needed only to resume."""
     for name, sha256 in read_json(folder / MANIFEST).items():
         path = folder / name
