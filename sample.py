@@ -145,26 +145,27 @@ def prepare_model(model, device, dtype, compiled, rows):
     model.compute_dtype = torch.float32 if one_row else weights
     model.to(device, weights).eval()
     for layer in model.modules():
-        if isinstance(layer, Linear) and packed:
+        if not isinstance(layer, Linear):
+            continue
+        if packed:
             # This copies the matrix to float16 in FBGEMM's layout, so the weights must not change afterwards. On Zen 4,
             # a row times (32000, 288) takes 0.5 ms; F.linear takes 4.4 ms in float32 and 2.2 in bfloat16. From 16 rows
             # on, bfloat16 is faster by a tenth to a half.
             matrix = torch.ops.quantized.linear_prepack_fp16(layer.weight.detach(), layer.bias)
             layer.forward = partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=matrix)
-        elif isinstance(layer, Linear) and one_row:
+        elif one_row:
             layer.forward = partial(one_row_linear, layer)
     if 'cuda' in device:
         model.decode = Replayed(torch.compile(model.decode) if compiled else model.decode)
-        return
-    if not compiled:        # a CPU saves the overhead of no_grad
+    elif compiled:
+        from torch._inductor import config as inductor
+        # Freezing lets the compiler pack the matrices (4 texts: 0.7 times as long). As an option of torch.compile it
+        # would come too late.
+        inductor.freezing = rows > 1
+        # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
+        model.decode = torch.compile(model.decode, options=dict(realize_opcount_threshold=0, realize_reads_threshold=0))
+    else:       # a CPU saves the overhead of no_grad
         model.decode = torch.inference_mode(device == 'cpu')(model.decode)
-        return
-    from torch._inductor import config as inductor
-    # Freezing lets the compiler pack the matrices (4 texts: 0.7 times as long). As an option of torch.compile it would
-    # come too late.
-    inductor.freezing = rows > 1
-    # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
-    model.decode = torch.compile(model.decode, options=dict(realize_opcount_threshold=0, realize_reads_threshold=0))
 
 class Replayed:
     """
