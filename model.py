@@ -986,10 +986,11 @@ def write_gguf(path, model, tok, ends, dtype, folder):
     if kind not in ('llama', 'qwen2', 'qwen3', 'gpt2') or c.rope_factor != 1 or not getattr(tok, 'merges', None):
         raise UserError('only a Llama, Qwen2, Qwen3 or GPT-2 with a plain rope and a BPE tokenizer can be written to '
                         'GGUF; use another model')
-    if Path(path).exists() and not Path(path).is_file():
+    path = Path(path)
+    if path.exists() and not path.is_file():
         raise UserError(f'{path} is a folder or a device; use the name of a file, such as --gguf=model.gguf')
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    unfinished = f'{path}.partial'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(f'{path}.partial')
     w = gguf.GGUFWriter(unfinished, kind)
     for key, field in GGUF_KEYS.items():
         getattr(w, f'add_{key}')(getattr(c, field))
@@ -999,10 +1000,9 @@ def write_gguf(path, model, tok, ends, dtype, folder):
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
     for name, x in weights_on_disk(model).items():
-        part = name.split('.')[-2]
-        if part.startswith('c_'):       # Hugging Face stores GPT-2's as (in, out)
+        if '.c_' in name:       # Hugging Face stores GPT-2's as (in, out)
             x = x.t()
-        if kind == 'llama' and part in ('q_proj', 'k_proj'):        # The two rows that rope rotates become neighbors
+        if kind == 'llama' and re.search('[qk]_proj', name):        # The two rows that rope rotates become neighbors
             x = x.unflatten(0, (-1, 2, c.head_dim // 2)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
         x = gguf.quants.quantize(x.float().numpy(), stored_as)
@@ -1012,9 +1012,9 @@ def write_gguf(path, model, tok, ends, dtype, folder):
         w.write_kv_data_to_file()
         w.write_tensors_to_file()
         w.close()
-        os.replace(unfinished, path)
+        unfinished.replace(path)
     finally:
-        Path(unfinished).unlink(missing_ok=True)        # It exists after an error, such as a full disk
+        unfinished.unlink(missing_ok=True)        # It exists after an error, such as a full disk
 
 def add_tokens(w, tok, ends, size, types):
     """Adds the tokenizer of a model with `size` ids, the last of which may have no token."""
