@@ -177,8 +177,9 @@ class Replayed:
         self.decode, self.key = decode, None
 
     def __call__(self, idx, cache):
-        if self.key != (cache, idx.shape):
-            self.key, self.graph = (cache, idx.shape), None
+        key = cache, idx.shape
+        if self.key != key:
+            self.key, self.graph = key, None
             return self.decode(idx, cache)
         if self.graph is None:
             self.graph, self.idx = torch.cuda.CUDAGraph(), idx.clone()
