@@ -275,9 +275,10 @@ class Attention(nn.Module):
         c = self.config = config
         self.layer = layer
         width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-        self.q_proj = Linear(c.n_embd, width, c.bias or c.qkv_bias)
-        self.k_proj = Linear(c.n_embd, kv_width, c.bias or c.qkv_bias)
-        self.v_proj = Linear(c.n_embd, kv_width, c.bias or c.qkv_bias)
+        qkv_bias = c.bias or c.qkv_bias
+        self.q_proj = Linear(c.n_embd, width, qkv_bias)
+        self.k_proj = Linear(c.n_embd, kv_width, qkv_bias)
+        self.v_proj = Linear(c.n_embd, kv_width, qkv_bias)
         self.o_proj = Linear(width, c.n_embd, c.bias)
         norm = RMSNorm if c.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
