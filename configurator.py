@@ -41,11 +41,11 @@ class Options(dict):
     Options by name. defaults: their values before any was set. source: {option: the argument that set it}. mirrors:
     other dicts, such as a script's globals, into which read() copies the options that they have.
     """
-    def __init__(self, defaults, mirrors=()):
+    def __init__(self, defaults):
         super().__init__(defaults)
         self.defaults = dict(defaults)
         self.source = {}
-        self.mirrors = mirrors
+        self.mirrors = []
 
     def read(self, arguments):
         """Sets options from arguments, left to right. Raises UserError."""
@@ -69,18 +69,16 @@ def configure(script, *others, quiet=False):
     those modules, and to their config; classes stay as they are. quiet: do not print what was set. A launched script
     exits with one line and status 2 if an argument cannot be read.
     """
-    defaults, mirrors = {}, []
+    options = Options({})
     for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
-        before = getattr(space.get('config'), 'defaults', {})       # not what an earlier run in a notebook set
+        config = space.get('config', Options({}))       # of a module, or of an earlier run of the script in a notebook
+        config.source = options.source
         for name, value in space.items():
             if name.islower() and not name.startswith('_') and type(value) in KINDS:
-                defaults[name] = before.get(name, value)
+                options.defaults[name] = config.defaults.get(name, value)       # not what the earlier run set
         if isinstance(space, dict):         # of a module, not of a class
-            mirrors += [space, space.get('config', {})]
-    options = Options(defaults, mirrors)
-    for mirror in mirrors:
-        if isinstance(mirror, Options):
-            mirror.source = options.source
+            options.mirrors += [space, config]
+    options.update(options.defaults)
 
     if script['__name__'] == '__main__':
         with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
