@@ -120,9 +120,8 @@ def fit(value, name, options, where):
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is str and not name.endswith(('start', 'separator')):         # these are text, not paths
-        before, tilde, path = value.partition('~/')         # a shell does not expand ~ after =
-        if tilde and before in ('', 'auto:'):
-            value = before + os.path.expanduser(tilde) + path
+        path = value.removeprefix('auto:')
+        value = value.removesuffix(path) + os.path.expanduser(path)         # a shell does not expand ~ after =
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
     return value
