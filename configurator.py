@@ -211,8 +211,8 @@ class Output:
     def flush(self):
         pass
 
-# a disk that is full or read-only, a path that is taken or not allowed, a folder in which files cannot be locked
-PATH_ERRORS = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENAMETOOLONG ENOLCK ENOTSUP'.split()
+# a disk that is full or read-only, a path that is taken or not allowed
+PATH_ERRORS = 'ENOSPC EDQUOT EFBIG EACCES EROFS EEXIST EISDIR ENOTDIR ENAMETOOLONG'.split()
 
 def launch(main):
     """Runs a script's main. Prints one line for mistakes, missing packages, Ctrl-C or a full disk; bugs raise."""
@@ -276,7 +276,7 @@ def lock(path, wait=True):
         print(f'waiting: {owner}', flush=True)
         return FileLock(path).acquire()
     except OSError as e:
-        if e.errno not in (errno.ENOLCK, errno.ENOTSUP) and errno.errorcode.get(e.errno) in PATH_ERRORS:
+        if errno.errorcode.get(e.errno) in PATH_ERRORS:
             raise
         print(f'{path} cannot be locked ({e}); make sure that no other process works in this folder', flush=True)
         return nullcontext()
