@@ -137,9 +137,11 @@ def run_file(path, options):
     try:
         found = runpy.run_path(path, options)         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix
-        lines = [getattr(e, 'lineno', 0)]       # of a syntax error; otherwise, the last line that ran
-        lines += [frame.lineno for frame in inspect.getinnerframes(e.__traceback__) if frame.filename == path]
-        raise UserError(f'{path}, line {lines[-1]}: {type(e).__name__}: {e}; fix the file and run it again')
+        where = path
+        for frame in inspect.getinnerframes(e.__traceback__):       # none of the file if e, a SyntaxError, has the line
+            if frame.filename == path:
+                where = f'{path}, line {frame.lineno}'
+        raise UserError(f'{where}: {type(e).__name__}: {e}; fix the file and run it again')
 
     changed = {}
     for name, value in found.items():
