@@ -466,7 +466,7 @@ def evaluate_run(run, last):
     if RANK:
         return
     log(run, found)
-    with optional(f'{run.folder}/curves.png'):
+    with optional('curves.png'):
         draw_curves(run.folder)
     if not last:
         show_texts(run, 1, sample_tokens)
@@ -700,9 +700,8 @@ def start_wandb(run):
 
 def log(run, numbers):
     """Writes an entry to log.jsonl, and to wandb until that fails."""
-    state, path = run.state, run.folder / 'log.jsonl'
-    entry = dict(step=state['step'], tokens=state['tokens'], seconds=state['seconds'], **numbers)
-    with optional(path), open(path, 'a') as f:
+    entry = {name: run.state[name] for name in ('step', 'tokens', 'seconds')} | numbers
+    with optional('log.jsonl'), open(run.folder / 'log.jsonl', 'a') as f:
         f.write(json.dumps(entry) + '\n')
     if run.wandb:
         wandb, run.wandb = run.wandb, None          # stays None on failure
