@@ -846,12 +846,12 @@ def make_model(folder, meta, resumed):
     if not folder:
         return GPT(wanted)
     model = load_model(folder, **{name: getattr(wanted, name) for name in UNSAVED_FIELDS})
-    if not resumed and not config.source.get('block_size', '').startswith('--'):        # a config may suit many models
-        wanted.block_size = min(wanted.block_size, model.config.block_size)
-    if wanted.block_size > model.config.block_size and not resumed and model.config.position == 'rope':
-        model.config.block_size = wanted.block_size         # rope's tables can have any length
-        model.tie_and_tabulate()
     asks = config.source | dict(vocab_size='the data')
+    if not resumed and not asks.get('block_size', '').startswith('--'):
+        asks.pop('block_size', None)        # a config file may suit many models
+    elif not resumed and model.config.position == 'rope':
+        model.config.block_size = max(wanted.block_size, model.config.block_size)
+        model.tie_and_tabulate()            # rope's tables can have any length
     for name, value in vars(model.config).items():
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # a larger one is fine
