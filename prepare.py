@@ -178,20 +178,21 @@ def split_of(name):
 
 def sort_files(files):
     """
-    Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}. Others have another format,
-    or no split in their name although other files are named for training and another split.
+    Sorts files by words in their names. Returns {'train', 'val', 'test', 'other': paths}. Others have another format.
+    If half of the files or more name a split, training and another one among them, the rest are others, too.
     """
-    formats = {path: format_of(path) for path in shown(files, 'looking at files')}
+    formats = {path: reader_of(path) or kind_of_text(path) for path in shown(files, 'looking at files')}
     sizes = Counter()
     for path, kind in formats.items():
         sizes[kind] += path.stat().st_size
     del sizes['binary']         # Archives and pictures are never read
     largest = max(sizes, key=lambda kind: (kind != 'markup', sizes[kind]), default='')
     parts = dict(train=[], val=[], test=[], other=[])
-    named = {split_of(files[path]) for path, kind in formats.items() if kind == largest} - {''}
-    unnamed = 'other' if 'train' in named and len(named) > 1 else 'train'
+    splits = Counter(split_of(files[path]) for path, kind in formats.items() if kind == largest)
+    unnamed = splits.pop('', 0)
+    rest = 'other' if splits['train'] and len(splits) > 1 and unnamed <= splits.total() else 'train'
     for path, kind in formats.items():
-        part = split_of(files[path]) or unnamed
+        part = split_of(files[path]) or rest
         parts[part if kind == largest else 'other'].append(path)
     return parts
 
@@ -208,22 +209,22 @@ def leave_out_copies(parts, hashes):
 
 PACKED = '[.](gz|xz|zst|bz2|lzma)$'
 
-def format_of(path):
-    """Returns 'text', 'markup', 'binary', or the function that reads rows: format_of(Path('a.csv.1')) -> csv_rows"""
+def reader_of(path):
+    """Returns the function that reads rows of a format, None for text: reader_of(Path('a.csv.1.gz')) -> csv_rows"""
     name = re.sub(rf'(-\d+-of-\d+)?({PACKED})?$', '', path.name.lower())
+    if '.' not in name:
+        with opened(path) as file:
+            return json_rows if re.match(rb'\s*(\[\s*)?{\s*"', file.read(100)) else None
     suffixes = [suffix for suffix in Path(name).suffixes if not suffix[1:].isdigit()]
     if suffixes[-1:] == ['.txt']:           # Browsers append it
         suffixes.pop()
-    suffix = ''.join(suffixes[-1:])
-    if suffix in READERS:
-        return READERS[suffix]
+    return READERS.get(''.join(suffixes[-1:]))
+
+def kind_of_text(path):
     with opened(path) as file:
-        start = file.read(8000)
-    if b'\0' in start:
-        return 'binary'
-    if '.' not in name and re.match(rb'\s*(\[\s*)?{\s*"', start):
-        return json_rows
-    return 'markup' if suffix in MARKUP else 'text'
+        if b'\0' in file.read(8000):
+            return 'binary'
+    return 'markup' if path.suffix.lower() in MARKUP else 'text'
 
 def shown(files, label):
     """Returns the files, with a progress bar if reading takes long."""
@@ -285,10 +286,10 @@ def read_texts(files, separator, label):
     size = sum(path.stat().st_size for path in files)           # the text's size, unless it is compressed
     with tqdm(total=size, desc=label, unit='B', unit_scale=True, disable=None, leave=False) as bar:
         for path in files:
-            kind = format_of(path)
+            reader = reader_of(path)
             try:
                 with opened(path) as file:
-                    for part in texts_of(kind(file), path) if callable(kind) else cut_text(file, path, separator):
+                    for part in texts_of(reader(file), path) if reader else cut_text(file, path, separator):
                         bar.update(len(part))
                         if begun or part.strip() not in (b'', b'\xff'):
                             yield part
@@ -542,7 +543,7 @@ def make_folder(folder, settings, parts, tokenizer, vocab_size):
         raise UserError(f'no text for training, or for validation with --val_dataset ({found}); unpack archives, '
                         f'convert files to UTF-8, leave out copies, and rename training files called val or test')
     texts = parts['train'] + parts['val']
-    tables = [path for path in texts if callable(format_of(path))]
+    tables = [path for path in texts if reader_of(path)]
     used = dict(text_field=tables, separator=len(tables) < len(texts), val_fraction=not parts['val'])
     refuse_unused(used)
     print(f'preparing {settings["source"]} -> {folder} ({found})')
