@@ -71,7 +71,9 @@ def configure(script, *others, quiet=False):
     """
     options = Options({})
     for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
-        config = space.get('config', Options({}))       # of a module, or of an earlier run of the script in a notebook
+        config = space.get('config')        # of a module, or of an earlier run of the script in a notebook
+        if not isinstance(config, Options):
+            config = Options({})
         config.source = options.source
         for name, value in space.items():
             if name.islower() and not name.startswith('_') and type(value) in KINDS:
@@ -137,8 +139,8 @@ def run_file(path, options):
     try:
         found = runpy.run_path(path, options)         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix
-        where = path
-        for frame in inspect.getinnerframes(e.__traceback__):       # none of the file if e, a SyntaxError, has the line
+        where = path            # The text of a SyntaxError has the line
+        for frame in inspect.getinnerframes(e.__traceback__):
             if frame.filename == path:
                 where = f'{path}, line {frame.lineno}'
         raise UserError(f'{where}: {type(e).__name__}: {e}; fix the file and run it again')
