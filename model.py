@@ -141,7 +141,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     Returns softmax(q k^T / sqrt(hs)) v, like torch's function of this name: q (..., nh, T, hs), k and v
     (..., nkv, S, hs) -> (..., nh, T, hs). Each key head serves nh / nkv query heads. mask, broadcast to
     (..., nh, T, S): True where a query may look, or numbers to add before the softmax. causal, instead of a mask: a
-    query sees the keys up to its own position. To change the formula, let Attention.forward call nothing else.
+    query sees the keys up to its own position. If you change it, let Attention.forward call nothing else.
     """
     *heads, T, hs = q.shape
     S = k.size(-2)
@@ -304,7 +304,7 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         attend = fused_attention
-        # Fused kernels are slower for one query if it is compiled or has GQA.
+        # Fused kernels are slower for the single queries of decode, if these are compiled or have GQA.
         if c.attention == 'naive' or info.decode or faster_written_out(q):
             attend = scaled_dot_product_attention
         y = attend(q, k, v, info.mask, causal=info.mask is None, dropout=c.dropout if self.training else 0.0)
