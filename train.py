@@ -105,8 +105,8 @@ WORLD_SIZE = int(os.environ.get('WORLD_SIZE', 1))   # number of processes
 
 # -----------------------------------------------------------------------------
 # Update rules. Each steps in place, as in torch.optim, for weights p with gradients g and moments m and v. Except for
-# muon, these are pieces of all weights of a group, end to end, so a rule must treat each number alike. decay is the
-# weight decay. At step t = 1, 2, ..., Adam's means, which start at 0, are divided by correction1 = 1 - beta1^t and
+# muon, p is a piece of a long vector of the group's weights, so a rule must work number by number. decay is the weight
+# decay. At step t = 1, 2, ..., Adam's means, which start at 0, are divided by correction1 = 1 - beta1^t and
 # correction2 = 1 - beta2^t. All are called like adamw.
 
 def sgd(p, g, lr, decay, *_):
@@ -378,7 +378,7 @@ def evaluate(model, data, T, max_tokens=0, at_once=2048, latest=math.inf):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the
     log. They do not depend on the number of processes, unless `latest` ends it early. Reads max_tokens (0: all) or a
-    few more of the split in windows of T tokens, spread evenly over it at any moment. model: in evaluation mode;
+    few more of the split in windows of T tokens, which cover it evenly at any moment. model: in evaluation mode;
     at_once: tokens per forward pass; latest: no pass begins after this time.perf_counter().
     """
     n = len(data) - 1           # every token but the first is a target
@@ -785,7 +785,7 @@ def restore(folder, opt, scaler):
         what = f'other weights ({", ".join(sorted(odd)[:3])})' if before == optimizer else f'--optimizer={before}'
         raise UserError(f'{folder} was trained with {what}; repeat that, or start a new run with --init_from={folder}')
     if opt.tensors.keys() > found.keys():
-        say(f'{folder} has no {", ".join(opt.tensors.keys() - found.keys())}; first values are kept')
+        say(f'{folder} does not have {", ".join(sorted(opt.tensors.keys() - found.keys()))}; starting these anew')
     with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
         for name, tensor in found.items():
             opt.tensors[name].copy_(tensor)
@@ -948,8 +948,10 @@ def main():
         finish(run)
 
 def start(run_folder, device):
-    """Returns the Run in this folder. It resumes a checkpoint, or starts from another model or a new one. With
-    eval_only, evaluates and exits."""
+    """
+    Returns the Run in this folder. It resumes a checkpoint, or starts from another model or a new one. With eval_only,
+    only evaluates the model and exits.
+    """
     checkpoint, state = read_state(run_folder, device)      # the checkpoint to resume, or None
     wanted, other_model = init_from.removeprefix('auto:'), None
     if wanted not in ('scratch', 'resume', 'auto'):
