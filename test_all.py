@@ -239,6 +239,11 @@ def test_a_script_says_what_was_set_and_sets_it_in_the_script_whose_options_it_t
     out = launch('second.py', '--size=7', '--more=2', PYTHONPATH=str(HERE)).stdout
     assert out.splitlines() == ['size = 7  (--size=7)', 'more = 2.0  (--more=2)', '7 2.0']
 
+def test_a_config_of_a_notebook_is_left_alone():
+    script = dict(__name__='train', config=dict(size=1), size=4)
+    assert configurator.configure(script) == dict(size=4)
+    assert script['config'] == dict(size=1)
+
 def test_a_bug_keeps_its_traceback():
     write('first.py', FIRST)
     bug = launch('first.py', '--size=0', status=1, PYTHONPATH=str(HERE))
@@ -1965,6 +1970,7 @@ a.tsv b.csv | dev.tsv | cache-1.arrow
 b-train-1.csv | b-VAL-1.csv | b.test.csv
 train/a.json | validation/a.json | test/b.json
 contest.txt devil.txt values.txt | val.txt | new-test/a.txt train-test.txt
+data.py model.py sample.py train.py utils.py | dev.txt | test.py
 test-train.txt | val.txt | contest.txt devil.txt new-test/a.txt train-test.txt values.txt
 train.csv | dev.csv | sample_submission.csv test.csv trainval.csv validated.csv
 Homework_ödev.txt a.txt | Hold-Out/b.txt HoldOuts.txt heldOut.txt | test.txt
@@ -2618,7 +2624,7 @@ def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value(printed):
     with train_options(optimizer='adamw'):
         train.restore(Path('old'), optimizer, bench.UNSCALED)
         assert optimizer.t == 3 and optimizer.tensors['average'].sum() == 7
-        assert 'old has no average; first values are kept' in printed()
+        assert 'old does not have average; starting these anew' in printed()
         optimizer.tensors['m.new'] = torch.ones(7)
         with user_error('other weights .m.new.'):
             train.restore(Path('old'), optimizer, bench.UNSCALED)
