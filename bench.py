@@ -363,8 +363,8 @@ PATTERN = PATTERNS['gpt2']
 def bench_tokenizer():
     """Times training, encoding and decoding on the same documents. All encode with our vocabulary and pattern."""
     import tiktoken
-    settings, files, _ = prepare.find_source(train.dataset)
-    documents = [*prepare.whole_documents(prepare.read_texts(files, settings['separator'], 'reading'))]
+    files, separator = prepare.find_splits(train.dataset)['train'], prepare.separator_of(train.dataset)
+    documents = [*prepare.whole_documents(prepare.read_texts(files, separator, 'reading'))]
     batches = [*prepare.join_parts(('train', document) for document in documents)]
     docs = [document[:-1].decode() for document in documents]
     text = '\n\n'.join(docs)
@@ -473,7 +473,7 @@ class Variant:
     def run(self, seed):
         """Starts or resumes the run in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        mark = prepare.joint_sha256([as_file(self.options), *self.arguments])[:6]       # other options, other runs
+        mark = prepare.short_hash(''.join([as_file(self.options), *self.arguments]))[:6]       # other options, other runs
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             shared = [f'--{name}={value}' for name, value in train.config.items()]

@@ -244,7 +244,8 @@ def main():
     dtype = choose_dtype(config['dtype'], device, num_samples, compiled)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
-    ends = find_ends(folder, tok.eot)
+    # A model of nanoGPT's characters has no end of text, but the tokenizer that makes them here has one.
+    ends = [id for id in find_ends(folder, tok.eot) if id < model.config.vocab_size]
     if gguf:
         dtype = config['dtype'].replace('auto', 'float16')
         write_gguf(gguf, model, tok, ends, dtype, folder)

@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -29,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import regex
 
-from configurator import UserError, conversion, read_json
+from configurator import UserError, command, conversion, read_json
 
 END_OF_TEXT = '<|endoftext|>'
 NO_RANK = 2 ** 32 - 1       # the rank of a pair that is never merged
@@ -323,28 +324,18 @@ def find_cut(raw, sight, special):
             return sight - len(text[match.start():].encode(errors='surrogateescape'))
     return cut
 
-class NotUTF8(UserError):
-    """A file is not text in UTF-8. offset: the position of error.object in the file, None if unknown."""
-    def __init__(self, name, error, offset):
-        where = '' if offset is None else f' at byte {offset + error.start}'
-        raw, start = error.object, error.start
-        # Valid characters beyond ASCII before the bad byte show that the text is damaged UTF-8; -c drops the damage.
-        encoding, others = 'utf-8 -c', ''
-        if raw[:start].isascii():
-            encoding = 'cp1252'
-            if sum(byte > 127 for byte in raw[:1000]) > len(raw[:1000]) / 3:         # too many for accents
-                encoding, others = 'cp1251', ' (for Russian; gb18030 for Chinese, shift_jis for Japanese)'
-        super().__init__(f'{name} is not UTF-8: it has {raw[start]:#04x}{where}; convert it from its encoding, '
-                         f'for example with iconv -f {encoding} -t utf-8{others}')
-
-def read_blocks(file, name, special_tokens):
-    """Yields the content of a binary file in blocks. Raises UserError for bytes that are not UTF-8."""
+def read_blocks(file, path, special_tokens):
+    """Yields the content of a binary file in blocks. Raises UserError if it is not text in UTF-8."""
     offset = 0
     for block in blocks(iter(lambda: file.read(BLOCK), b''), BLOCK, special_tokens):
+        bad = block.find(b'\0')         # as in binary files and in UTF-16
         try:
             block.decode()
         except UnicodeDecodeError as e:
-            raise NotUTF8(name, e, offset)
+            bad = e.start
+        if bad >= 0:
+            raise UserError(f'{path} is not text in UTF-8 (see byte {offset + bad:,}); convert it, for example with '
+                            f'iconv -f cp1252 -t utf-8 {shlex.quote(str(path))} > new.txt (from UTF-16: -f utf-16)')
         offset += len(block)
         yield block
 
@@ -1045,9 +1036,7 @@ def load_tokenizer(path):
     """
     path = Path(path)
     if path.suffix == '.model' or not path.exists():
-        raise UserError(f'{path} is missing or has another format; to make a tokenizer.json from tokenizer.model or '
-                        f'vocab.json, run: pip install transformers sentencepiece protobuf && '
-                        f'{conversion("AutoTokenizer", path.parent)}')
+        raise UserError(f'{path} is missing or has another format; {make_tokenizer_json(path.parent)}')
     data = read_json(path)
     try:
         tok = read_tokenizer(data) or ForeignTokenizer(path)
@@ -1061,6 +1050,14 @@ def load_tokenizer(path):
     known = [tok.special_ids[token] for token in names if token in tok.special_ids] + find_ends(path.parent)
     tok.eot = next((id for id in known if id < tok.vocab_size), None)
     return tok
+
+def make_tokenizer_json(folder):
+    """Returns how a tokenizer.json gets into the folder of a model, whose tokenizer may have another format."""
+    if any(folder.glob('*.model')) or (folder / 'vocab.json').exists():
+        return f'run: pip install transformers sentencepiece protobuf && {conversion("AutoTokenizer", folder)}'
+    characters = command('prepare.py', '--dataset=input.txt', '--tokenizer=char')
+    return (f"for GPT-2's ids, run: hf download openai-community/gpt2 tokenizer.json --local-dir={folder}; for "
+            f"nanoGPT's characters, run: {characters} && cp data/input-char-*/tokenizer.json {folder}")
 
 # settings that are supported here or change no id
 KNOWN = """version truncation padding added_tokens pre_tokenizer decoder model post_processor type vocab merges

@@ -42,9 +42,9 @@ from configurator import (Diverged, Output, UserError, as_file, check_range, com
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
                    choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_intact, peak_flops,
                    remove_checkpoint, save_checkpoint, set_up)
-from prepare import DATASETS, Shards, check_data, data_hash, data_name, find_or_prepare, read_meta
+from prepare import DATASETS, Shards, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
-from tokenizer import find_ends, load_tokenizer
+from tokenizer import find_ends, load_tokenizer, make_tokenizer_json
 
 # -----------------------------------------------------------------------------
 # data
@@ -666,8 +666,11 @@ if Path(__file__).name == 'config.py':
     out_dir = Path(__file__).parent.as_posix()
 '''
 
-def start_files(run, state, options):
-    """Writes config.py, drops log entries and sets aside checkpoints after this step, and prints changed options."""
+def start_files(run, state, options, text):
+    """
+    Writes config.py, drops log entries and sets aside checkpoints after this step, and prints changed options. text:
+    what the tokens were made from
+    """
     step = state['step']
     for unfinished in run.glob('.step_*.partial'):
         shutil.rmtree(unfinished)
@@ -679,7 +682,8 @@ def start_files(run, state, options):
     for name, before in state['options'].items():
         if options.get(name) != before:
             say(f'since step {step}: {name} {before!r} -> {options.get(name)!r}')
-    write(run / 'config.py', CONFIG_HEAD + as_file(options))
+    note = f'# dataset was prepared from {text}; if it is lost, resume with that as --dataset\n'
+    write(run / 'config.py', CONFIG_HEAD + note + as_file(options))
     state['options'] = options
     say(f'writing | {run}; stop with Ctrl-C; resume with: {resume_command(run)}\n')
 
@@ -827,9 +831,8 @@ def open_data(source):
     model in the folder source if given. Raises UserError if they are damaged, too few, or for another model.
     """
     wanted = str(source / 'tokenizer.json') if source else tokenizer
-    prepare.refuse_unused(dict(tokenizer=not source))
     folder = find_or_prepare(dataset, wanted, vocab_size)
-    meta = check_data(folder, read_meta(folder))
+    meta = read_meta(folder)
     tok_path = folder / 'tokenizer.json'
     tok = load_tokenizer(tok_path) if tok_path.exists() else None
     train_data, val_data = Shards(folder, 'train', meta, tok), Shards(folder, 'val', meta, tok)
@@ -862,14 +865,14 @@ def make_model(folder, meta, resumed):
     return model
 
 def options_of_run(model, T, data_folder, source, state):
-    """Returns the options for a run's config.py, which starts the same run from a copy in any folder."""
-    options = dict(config, block_size=T)
+    """Returns the options for a run's config.py, which starts the same run, on the prepared tokens."""
+    options = dict(config, block_size=T, dataset=data_folder.as_posix())
     del options['out_dir']
     wanted = vars(model_config(vocab_size=model.config.vocab_size, block_size=model.config.block_size))
     # Only fields that differ are updated, so that d_ff = 0, for example, still follows n_embd.
     options.update(vars(model.config).items() - wanted.items())
     if source:
-        options['dataset'] = data_folder.as_posix()       # made with the source's tokenizer
+        options['tokenizer'] = (source / 'tokenizer.json').as_posix()
     else:
         options['init_from'] = state['options'].get('init_from', 'scratch')
     return options
@@ -906,7 +909,7 @@ def show_texts(run, n, length):
     tok = run.val_data.tok
     if length == 0 or not tok:
         return
-    start = sample_start or DATASETS.get(dataset, {}).get('start', '')
+    start = sample_start or DATASETS.get(run.meta.get('dataset'), {}).get('start', '')
     prompts = [prompt_ids(tok, start, run.ends)] * n
     steps = generate(run.model, prompts, length, run.ends, tok.vocab_size, seed, temperature=0.8)
     for text in texts_of(steps, tok, run.ends):
@@ -924,7 +927,7 @@ def print_ending(run, final):
     if run.val_data.tok:
         print('sample from it ', command('sample.py', f'--out_dir={folder}'))
     else:
-        print(f'to sample, put the tokenizer.json that made the data into {checkpoints(run.folder)[-1]}')
+        print('to sample from it,', make_tokenizer_json(checkpoints(run.folder)[-1]))
     longer = [f'--max_iters={2 * run.state["step"]}']
     if max_minutes:
         longer.append(f'--max_minutes={2 * max_minutes:g}')
@@ -1007,7 +1010,7 @@ def start(run_folder, device):
     if state['step'] >= max_iters:
         say(f'step {state["step"]} of {max_iters}: nothing is left to train; for more, use a larger --max_iters')
     if RANK == 0:
-        start_files(run_folder, state, options)
+        start_files(run_folder, state, options, meta.get('dataset', data_folder))
         if wandb_log:
             start_wandb(run)
     return run
