@@ -473,7 +473,7 @@ class Variant:
     def run(self, seed):
         """Starts or resumes the run in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        mark = prepare.short_hash(''.join([as_file(self.options), *self.arguments]))[:6]       # other options, other runs
+        mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]      # for other options, other runs
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             shared = [f'--{name}={value}' for name, value in train.config.items()]

@@ -11,17 +11,13 @@ change the fields from qk_norm on. Modules are named as in Hugging Face's Llama,
 without padding and without a tied head (a GPT-2's gets its own names and layout).
 
 Mixed precision is explicit, without autocast. In training, weights are float32 (sample.py may cast them), activations
-and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are computed in
-float32.
-
-The core ends with GPT. The rest is support code: machines, Hugging Face's files, checkpoints and GGUF.
+and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are float32.
 """
 import ctypes
 import json
 import math
 import os
 import re
-import shlex
 import shutil
 import sys
 import sysconfig
@@ -38,13 +34,8 @@ from safetensors.torch import load_file, save_file
 
 from configurator import UserError, check_range, conversion, count, file_sha256, read_json, new_folder, write
 
-CHOICES = dict(
-    norm=('rms', 'layer', 'none'),
-    norm_position=('pre', 'post'),
-    position=('rope', 'learned', 'none'),
-    mlp=('swiglu', 'silu', 'gelu'),
-    attention=('flash', 'naive'),
-)
+CHOICES = dict(norm=('rms', 'layer', 'none'), norm_position=('pre', 'post'), position=('rope', 'learned', 'none'),
+               mlp=('swiglu', 'silu', 'gelu'), attention=('flash', 'naive'))
 
 @dataclass
 class GPTConfig:
@@ -57,12 +48,9 @@ class GPTConfig:
     head_dim: int = 0               # size of each query, key and value (0: n_embd / n_head)
     d_ff: int = 0                   # MLP width (0: 4 n_embd; for swiglu 8/3 n_embd, rounded up to a multiple of 64)
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0        # divides low frequencies of rope by this (8 in Llama 3.1, 32 in 3.2)
     norm_eps: float = 1e-5
     dropout: float = 0.0
     bias: bool = False
-    qkv_bias: bool = False          # biases for queries, keys and values only (as in Qwen2)
-    nope_every: int = 0             # one layer in this many has no rope (4 in SmolLM3; 0: all have rope)
     tie_weights: bool = False       # lm_head shares the embedding's weights
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
     norm: str = 'rms'               # rms, layer, none
@@ -75,9 +63,8 @@ class GPTConfig:
     def __post_init__(self):
         self.n_kv_head = self.n_kv_head or self.n_head
         self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
-        if not self.d_ff:
-            self.d_ff = math.ceil(8 * self.n_embd / 3 / 64) * 64 if self.mlp == 'swiglu' else 4 * self.n_embd
-
+        gated_width = math.ceil(8 * self.n_embd / 3 / 64) * 64
+        self.d_ff = self.d_ff or (gated_width if self.mlp == 'swiglu' else 4 * self.n_embd)
         check_range(vars(self), 1, math.inf, 'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd',
                     'head_dim', 'd_ff')
         check_range(vars(self), 0, 1, 'dropout')
@@ -90,21 +77,19 @@ class GPTConfig:
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs, but head_dim (or n_embd / n_head) = {self.head_dim}; make it even')
 
-# Fields that are not saved: they add no weights, and a trained model computes the same without them. If you change what
-# a model computes, add a field: otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
+# Not saved, because a trained model computes the same without them. If you change what a model computes, add a field:
+# otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
 UNSAVED_FIELDS = 'dropout', 'attention'
 
-# The fields of other models, written out so that the defaults above may change. Add a new field to LLAMA, with the
-# value that means "without it". GPT(GPTConfig(**GPT2)) has 124,439,808 parameters.
-LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, rope_factor=1.0, norm_eps=1e-6, bias=False, qkv_bias=False,
-             nope_every=0, tie_weights=False, qk_norm=False, norm='rms', norm_position='pre', position='rope',
-             mlp='swiglu', value_embeds=False)
+# The fields of other models, written out so that the defaults above may change. A new field whose default means
+# "without it" need not be listed. GPT(GPTConfig(**GPT2)) has 124,439,808 parameters.
+LLAMA = dict(n_kv_head=0, head_dim=0, rope_theta=10000.0, norm_eps=1e-6, bias=False, tie_weights=False, qk_norm=False,
+             norm='rms', norm_position='pre', position='rope', mlp='swiglu')
 GPT2 = dict(LLAMA, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_embd=768, d_ff=0, norm_eps=1e-5,
             bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
 
 # -----------------------------------------------------------------------------
-# Functions, written out. Only the tests call softmax, silu, gelu and cross_entropy, because the layers use torch's
-# faster ones.
+# Functions, written out. The layers use torch's faster softmax, silu, gelu and cross_entropy; tests compare them.
 
 def upcast(x):
     """Returns x in float32, or unchanged if it is float64. Norms, softmax and the loss are computed in that dtype."""
@@ -138,10 +123,10 @@ def causal_mask(positions, S):
 
 def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     """
-    Returns softmax(q k^T / sqrt(hs)) v, like torch's function of this name: q (..., nh, T, hs), k and v
-    (..., nkv, S, hs) -> (..., nh, T, hs). Each key head serves nh / nkv query heads. mask, broadcast to
-    (..., nh, T, S): True where a query may look, or numbers to add before the softmax. causal, instead of a mask: a
-    query sees the keys up to its own position. If you change it, let Attention.forward call nothing else.
+    Returns softmax(q k^T / sqrt(hs)) v. q (..., nh, T, hs), k and v (..., nkv, S, hs) -> (..., nh, T, hs)
+
+    Each key head serves nh / nkv query heads. mask (..., nh, T, S): True where a query may look, or numbers to add to
+    the scores. causal: a query sees the keys up to its own. If you change it, let Attention.forward call nothing else.
     """
     *heads, T, hs = q.shape
     S = k.size(-2)
@@ -157,38 +142,27 @@ def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     return (att.view(*rows.shape[:-1], S) @ v).view(*heads, T, -1)
 
 def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
-    """
-    Computes scaled_dot_product_attention with torch's fused kernels, which store no (T, S) matrix and are
-    fastest without a mask. On a Hopper GPU, use torch 2.11 or newer, which chooses cuDNN's kernels.
-    """
+    """Computes the same with torch's fused kernels, which store no (T, S) matrix and are fastest without a mask."""
     dtype, group = q.dtype, q.size(-3) // k.size(-3)
     if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
     if q.device.type == 'cpu':          # In 16 bits, the backward pass may take 5 times as long
+        if torch.compiler.is_compiling() and dtype == torch.bfloat16 and q.size(-2) <= 512:
+            # Compiled, a step of 6 layers of width 256 is 8% faster without torch's kernels.
+            return scaled_dot_product_attention(q, k, v, mask, causal, dropout)
         q, k, v = upcast(q), upcast(k), upcast(v)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal).to(dtype)
 
-def rope_angles(positions, hs, theta, factor=1.0):
-    """
-    Returns cos and sin of position * frequency. Pair i of the hs/2 pairs of a head has the frequency theta^(-2i/hs).
-    factor: above 1 for Llama 3.1 and its successors, see rope_slowdown. positions (T,) -> (T, hs/2) each
-    """
+def rope_angles(positions, hs, theta):
+    """Returns cos and sin of position * theta^(-2i/hs) for pair i of a head. positions (T,) -> (T, hs/2) each"""
     freqs = theta ** -(torch.arange(0, hs, 2).float() / hs)
-    freqs = freqs * rope_slowdown(freqs, factor)        # multiplies by exactly 1 if factor is 1
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
-def has_rope(config, layer):
-    """Returns whether this layer rotates its queries and keys, if the model has rope."""
-    return config.nope_every == 0 or (layer + 1) % config.nope_every != 0
-
 def apply_rope(x, cos, sin):
-    """
-    Rotates each pair (x[i], x[i + hs/2]) of a head by its angle, in the half-split layout of Hugging Face's Llama.
-    x (..., hs), cos and sin (..., hs/2) -> (..., hs)
-    """
+    """Rotates each pair (x[i], x[i + hs/2]) by its angle, as Llama does. x (..., hs), cos and sin (..., hs/2) -> x"""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -265,7 +239,6 @@ class PassInfo:
     idx: torch.Tensor           # token ids (B, T)
     positions: torch.Tensor     # their positions (B or 1, T), which are also their slots in the cache
     cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
-    mask: torch.Tensor = None           # replaces the causal mask, so it must hide later tokens, too (None: causal)
     cache: object = None                # a KVCache that gets the keys and values, or None
     decode: bool = False                # False: texts begin here. True: the cache has the keys of their earlier tokens
 
@@ -275,27 +248,34 @@ class Attention(nn.Module):
         c = self.config = config
         self.layer = layer
         width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-        qkv_bias = c.bias or c.qkv_bias
-        self.q_proj = Linear(c.n_embd, width, qkv_bias)
-        self.k_proj = Linear(c.n_embd, kv_width, qkv_bias)
-        self.v_proj = Linear(c.n_embd, kv_width, qkv_bias)
+        self.q_proj = Linear(c.n_embd, width, c.bias)
+        self.k_proj = Linear(c.n_embd, kv_width, c.bias)
+        self.v_proj = Linear(c.n_embd, kv_width, c.bias)
         self.o_proj = Linear(width, c.n_embd, c.bias)
         norm = RMSNorm if c.qk_norm else nn.Identity
         self.q_norm, self.k_norm = norm(c.head_dim, c.norm_eps), norm(c.head_dim, c.norm_eps)
         # From the last layer back, every second one has a value embedding.
-        has_values = c.value_embeds and (c.n_layer - layer) % 2 == 1
-        self.value_embed = ValueEmbedding(config) if has_values else None
+        self.value_embed = ValueEmbedding(config) if c.value_embeds and (c.n_layer - layer) % 2 else None
+
+    def mask(self, info, S):
+        """
+        Returns which of S keys the queries of this layer see, bool (B or 1, nh or 1, T, S), or numbers to add to the
+        scores. None stands for causal_mask(info.positions, S) if texts begin here; kernels are then fastest.
+        """
+        return causal_mask(info.positions, S) if info.decode else None
 
     def forward(self, x, info):
         """Computes attention within each row. x (B, T, C) -> (B, T, C)"""
         c = self.config
         B, T, _ = x.shape       # batch, time, n_embd
+        # queries, keys, values
         q = self.q_norm(self.q_proj(x).view(B, T, c.n_head, c.head_dim))
         k = self.k_norm(self.k_proj(x).view(B, T, c.n_kv_head, c.head_dim))
         v = self.v_proj(x).view(B, T, c.n_kv_head, c.head_dim)
         if self.value_embed is not None:
             v = v + self.value_embed(x, info.idx)
-        if info.cos_sin is not None and has_rope(c, self.layer):
+        # positions and cache
+        if info.cos_sin is not None:
             q, k = apply_rope(q, *info.cos_sin), apply_rope(k, *info.cos_sin)
         q = q.transpose(1, 2)       # (B, nh, T, hs)
         k = k.transpose(1, 2)       # (B, nkv, T, hs)
@@ -303,11 +283,12 @@ class Attention(nn.Module):
         if info.cache is not None:
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
+        # attention and output
         attend = fused_attention
-        # Fused kernels are slower for the single queries of decode, if these are compiled or have GQA.
-        if c.attention == 'naive' or info.decode or faster_written_out(q):
+        if c.attention == 'naive' or info.decode:       # Fused kernels are slower for single queries
             attend = scaled_dot_product_attention
-        y = attend(q, k, v, info.mask, causal=info.mask is None, dropout=c.dropout if self.training else 0.0)
+        mask = self.mask(info, k.size(2))
+        y = attend(q, k, v, mask, causal=mask is None, dropout=c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
         return F.dropout(self.o_proj(y), c.dropout, self.training)
 
@@ -347,10 +328,8 @@ class Block(nn.Module):
 
 class KVCache:
     """
-    Stores keys and values of all layers for a batch of texts. GPT.prefill fills it with prompts, then GPT.decode adds
-    tokens to each text. `lengths` counts the tokens of each text; later positions are masked. Each layer has one slot,
-    so a layer that runs twice would need two. To reorder texts, write in place, because CUDA graphs keep addresses:
-    k[layer][:] = k[layer][order], and likewise v and lengths.
+    Stores the keys and values of each layer for a batch of texts of different `lengths`; a mask hides what follows
+    them. Change it only in place (k[layer][:] = k[layer][order]), because CUDA graphs keep addresses.
     """
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
@@ -364,31 +343,20 @@ class KVCache:
         self.size, self.empty = size, True
 
     def update(self, layer, info, k, v):
-        """
-        Stores a layer's keys and values (B, nkv, T, hs). Returns those that attention reads: in prefill only the new
-        ones, and in decode the complete cache. The mask hides its unused positions.
-        """
+        """Stores new keys and values (B, nkv, T, hs). Returns what attention reads: these, or in decode, all."""
         # rows (B, 1) and positions (B or 1, T) together select (B, T) entries of each head.
         self.k[layer][self.rows, :, info.positions] = k.transpose(1, 2)
         self.v[layer][self.rows, :, info.positions] = v.transpose(1, 2)
         return (self.k[layer], self.v[layer]) if info.decode else (k, v)
 
-def tied_std(config):
-    """
-    Returns the standard deviation of an embedding that is also the head, at most 0.02, as in GPT-2. A new model's logit
-    of the input token is about n_embd * std, because its blocks add nothing, and the others are near 0. If that logit
-    is log(1 + vocab_size / 12), the loss starts about log(1 + 1/12) above log(vocab_size), that of a uniform guess.
-    """
-    return min(0.02, math.log(1 + config.vocab_size / 12) / config.n_embd)
-
 class GPT(nn.Module):
     pad_to = 64             # pads vocabularies above 1,024 to a multiple of this, because GPUs are then faster
 
-    def __init__(self, config):
+    def __init__(self, config, new=True):
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
-        self.saved_dtype = None         # dtype of checkpoint weights: that of the loaded model (None: no cast)
+        self.losses = {}                # of the last forward pass, by name: those that training prints
         # The padding exists only in this class: its rows are zero, it gets no probability, and checkpoints omit it.
         self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
         rows = config.vocab_size + self.padding
@@ -399,19 +367,26 @@ class GPT(nn.Module):
         if config.position == 'learned':
             self.model.embed_positions = Embedding(config.block_size, config.n_embd)
         self.lm_head = Linear(config.n_embd, rows)
-        self.tie_and_tabulate()
-        self.init_weights()
+        if config.tie_weights:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        # On the 'meta' device, torch would import its compiler for the tables (1.4 s).
+        if config.position == 'rope' and not self.lm_head.weight.is_meta:
+            tables = rope_angles(torch.arange(config.block_size), config.head_dim, config.rope_theta)
+            self.register_buffer('cos_sin', torch.stack(tables), persistent=False)      # (2, block_size, hs/2)
+        if new:
+            self.init_weights()
 
     @torch.no_grad()
     def init_weights(self):
         """
         Fills each matrix from a normal distribution, truncated at 3 standard deviations. The standard deviation is in
-        `table`, by layer name, or else sqrt(2 / (d_in + d_out)). With learned positions it is 0.02, as in GPT-2, and
-        0.02 / sqrt(2 n_layer) for o_proj and down_proj. Norm weights stay 1; biases and the padding stay 0.
+        `table`, by layer name, or else sqrt(2 / (d_in + d_out)); with learned positions, they are GPT-2's.
         """
         c = self.config
-        table = dict(embed_tokens=tied_std(c) if c.tie_weights else 0.5, embed_values=0.02, o_proj=0.0,
-                     down_proj=0.0)         # Blocks add nothing at first
+        # Blocks add nothing at first, so with a tied head, the input token's logit is about n_embd * std. At
+        # log(1 + vocab_size / 12), the loss still starts within log(1 + 1/12) of a uniform guess.
+        tied = min(0.02, math.log(1 + c.vocab_size / 12) / c.n_embd)
+        table = dict(embed_tokens=tied if c.tie_weights else 0.5, embed_values=0.02, o_proj=0.0, down_proj=0.0)
         if c.position == 'learned':
             table = dict.fromkeys(('o_proj', 'down_proj'), 0.02 / math.sqrt(2 * c.n_layer))
         for name, w in self.named_parameters():
@@ -419,29 +394,16 @@ class GPT(nn.Module):
                 others = 0.02 if c.position == 'learned' else math.sqrt(2 / sum(w.shape[-2:]))
                 std = table.get(name.split('.')[-2], others)
                 nn.init.trunc_normal_(w, 0.0, 1.0, -3.0, 3.0).mul_(std)
-        for w in (self.model.embed_tokens.weight, self.lm_head.weight):
+        for w in self.model.embed_tokens.weight, self.lm_head.weight:
             w[c.vocab_size:] = 0
-
-    def tie_and_tabulate(self):
-        """Rebuilds what a checkpoint omits: a tied head and the rope tables."""
-        c = self.config
-        if c.tie_weights:
-            self.lm_head.weight = self.model.embed_tokens.weight
-        # Skip the tables on the 'meta' device, where torch would import its compiler for them (1.4 s).
-        if c.position == 'rope' and not self.lm_head.weight.is_meta:
-            # (block_size, hs/2) each
-            tables = rope_angles(torch.arange(c.block_size), c.head_dim, c.rope_theta, c.rope_factor)
-            self.register_buffer('cos_sin', torch.stack(tables), persistent=False)
 
     def run_layers(self, idx, cache=None, decode=False):
         """Runs all but the head. cache, decode: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
         positions = torch.arange(T, device=idx.device)[None]
-        mask = None         # Attention is then causal, the fastest case
         if decode:
             positions = cache.lengths[:, None] + positions
-            mask = causal_mask(positions, cache.size)
         x = self.model.embed_tokens(idx)
         if c.position == 'learned':
             x = x + self.model.embed_positions(positions)
@@ -449,7 +411,7 @@ class GPT(nn.Module):
         cos_sin = None
         if c.position == 'rope':
             cos_sin = self.cos_sin[:, positions].unsqueeze(-2).to(x.dtype)
-        info = PassInfo(idx, positions, cos_sin, mask, cache, decode)
+        info = PassInfo(idx, positions, cos_sin, cache, decode)
         for layer in self.model.layers:
             x = layer(x, info)
         return self.model.norm(x)
@@ -462,24 +424,24 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None):
         """
         Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. Targets of
-        -100 do not count. Add a second loss only if self.training, because evaluate() calls this, too.
+        -100 do not count. Add a second loss to `losses` if self.training: a step minimizes their sum and prints each.
         """
         x = self.run_layers(idx)
         if targets is None:
             return self.logits(x)
-        # Keep the padding, because a GPU reads unaligned rows slowly, but give it no probability: by a mask, because
-        # torch 2.11 compiles filling a slice into more passes. Label smoothing needs logits without padding.
+        # A GPU reads unaligned rows slowly, so keep the padding, but give it no probability, by a mask, which compiles
+        # into fewer passes than a slice. Label smoothing needs logits without padding.
         logits = self.logits(x, padded=True)
         if self.padding:
             ids = torch.arange(logits.size(-1), device=logits.device)
             logits.masked_fill_(ids >= self.config.vocab_size, float('-inf'))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())         # as above, but without targets of -100
+        # as above, but without targets of -100
+        losses = dict(loss=F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        self.losses = {name: loss.detach() for name, loss in losses.items()}
+        return sum(losses.values())
 
     def prefill(self, idx, lengths, cache):
-        """
-        Fills a cache with prompts from position 0: idx (B, T) is padded at the end, and lengths (B,) are the token
-        counts without padding. Returns the logits (B, vocab_size) of the token after each.
-        """
+        """Fills a cache with prompts idx (B, T) of these lengths (B,), padded at the end. Returns the next logits."""
         x = self.run_layers(idx, cache)
         cache.empty = False
         cache.lengths[:] = lengths
@@ -497,20 +459,14 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
     def flops_per_token(self, T=None):
-        """
-        Returns the training FLOPs per token: 6 per matmul weight, including the head, plus 12 n_layer n_head head_dim T
-        for attention, as if each token saw all T (arXiv:2204.02311, appendix B).
-        """
+        """Returns the training FLOPs per token (arXiv:2204.02311, appendix B)."""
         c = self.config
         T = c.block_size if T is None else T
-        matrices = [w for name, w in self.model.layers.named_parameters() if w.dim() > 1 and 'embed_values' not in name]
-        assert all(w.dim() == 2 for w in matrices), 'FLOPs of weights with over two dimensions are unknown; add them'
-        weights = sum(w.numel() for w in matrices) + c.vocab_size * c.n_embd
+        assert all(w.dim() < 3 for w in self.parameters()), 'the FLOPs of weights with three dimensions are unknown'
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, Linear)) - self.padding * c.n_embd
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
-# End of the core. The rest is support code: machines, Hugging Face's files, checkpoints, GGUF.
-#
 # The machine. In all files, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with
 # these names may also be 'auto', and only a script's main() reads them.
 
@@ -525,56 +481,52 @@ PEAK_FLOPS = {
     'RTX 3090': 71e12, 'RTX 3080': 59.5e12, 'RTX 3060': 25.5e12,
 }
 
+def peak_flops(device):
+    """Returns the card's dense bf16 FLOP/s, or 0 if unknown."""
+    for card, flops in PEAK_FLOPS.items():
+        if re.search(rf'\b{card}\b(?!.* MIG | (Laptop|Ti|D|SUPER)\b)', device_name(device)):
+            return flops
+    return 0
+
+def device_name(device):
+    """Returns a readable name: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
+    if 'cuda' in device:
+        return torch.cuda.get_device_name(device)
+    return 'Apple GPU' if device == 'mps' else count(torch.get_num_threads(), 'thread')
+
 def choose_device(device, local_rank=0):
-    """
-    Returns the name of the device. 'auto' means the GPU of this process, an Apple GPU, or the CPU. Raises UserError if
-    this machine lacks the device.
-    """
-    known = ['cpu']
-    if torch.backends.mps.is_available():
-        known.append('mps')
-    known += [f'cuda:{i}' for i in range(torch.cuda.device_count())]
+    """Returns the name of the device: for 'auto', this process's GPU, an Apple GPU, or the CPU. Raises UserError."""
+    known = [f'cuda:{i}' for i in range(torch.cuda.device_count())]
+    known += ['mps', 'cpu'] if torch.backends.mps.is_available() else ['cpu']
     if device == 'auto':
-        device = 'cuda' if 'cuda:0' in known else known[-1]
-        if device == 'cpu' and not torch.version.cuda and shutil.which('nvidia-smi'):     # It comes with the driver
-            print('the NVIDIA GPU of this machine is not used, because this torch is a CPU build; pytorch.org has '
-                  'GPU builds', file=sys.stderr)
+        device = known[0].split(':')[0]
+        if device == 'cpu' and not torch.version.cuda and shutil.which('nvidia-smi'):       # comes with the driver
+            print('the NVIDIA GPU of this machine is not used, because this torch is a CPU build; pytorch.org has GPU '
+                  'builds', file=sys.stderr)
     if device == 'cuda':
         device = f'cuda:{local_rank}'
     if device not in known:
-        raise UserError(f'{device} is not available (found: {", ".join(known)}); use --device={known[-1]}, or a GPU '
+        raise UserError(f'{device} is not available (found: {", ".join(known)}); use --device={known[0]}, or a GPU '
                         f'build of torch (see pytorch.org) and at most one process per GPU')
     return device
 
 def choose_dtype(dtype, device, texts=0, compiled=False):
     """
-    Returns the name of the dtype. 'auto' means bfloat16 on a GPU that supports it or a CPU that is fast at it, float16
-    on a GPU that supports only that, and float32 elsewhere. texts: how many texts a CPU generates at once. For these,
-    float16 is best if matrices can be packed, which compiled code does not do. For one text, reading half the
-    bytes outweighs slow arithmetic: with only AVX2, bfloat16 generates 1.6 times as fast as float32. Raises UserError.
+    Returns the name of the dtype. 'auto' means 16 bits where they are fast. texts: how many texts a CPU generates at
+    once; for these, float16 is best if matrices can be packed, which compiled code does not do. Raises UserError.
     """
-    if device == 'mps' and dtype in ('bfloat16', 'float16') and torch.__version__ < (2, 13):
-        raise UserError(f'{dtype} on an Apple GPU sees up to three future tokens before torch 2.13 (pytorch issue '
-                        f'195910); use --dtype=float32, or a newer torch')
     if dtype in ('float32', 'bfloat16', 'float16'):
         return dtype
     if dtype != 'auto':
         raise UserError(f'dtype = {dtype!r} is unknown; use auto, float32, bfloat16 or float16')
     if 'cuda' in device:
-        if torch.cuda.is_bf16_supported(including_emulation=False):
-            return 'bfloat16'
-        return 'float16' if torch.cuda.get_device_capability(device)[0] >= 7 else 'float32'
+        return 'bfloat16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'float16'
     if texts and not compiled and can_pack(device):
         return 'float16'
-    if has_fast_bfloat16() or (texts == 1 and can_pack(device)):
-        return 'bfloat16'
-    return 'float32'
+    return 'bfloat16' if has_fast_bfloat16() else 'float32'
 
 def has_fast_bfloat16(cpuinfo='/proc/cpuinfo'):
-    """
-    Returns whether a CPU multiplies bfloat16 faster than float32: with AMX, or with AVX512_BF16 on AMD cores. Intel
-    cores with only AVX512_BF16 take 1.6 times as long as in float32, and other x86 cores emulate bfloat16.
-    """
+    """Returns whether a CPU is faster in bfloat16: with AMX, or AVX512_BF16 on AMD cores (Intel's are slower)."""
     with suppress(OSError):         # Only Linux has this file
         text = Path(cpuinfo).read_text()
         return 'amx_bf16' in text or ('avx512_bf16' in text and 'AuthenticAMD' in text)
@@ -585,43 +537,21 @@ def can_pack(device):
     return device == 'cpu' and 'fbgemm' in torch.backends.quantized.supported_engines
 
 def choose_compile(compile, device, flops=0.0):
-    """
-    Returns whether to compile. 'auto' compiles if that is possible and saves time over this many FLOPs. Raises
-    UserError if compiling is requested but not possible.
-    """
+    """Returns whether to compile: for 'auto', if this saves time over this many FLOPs. Raises UserError."""
+    # It takes half a minute. With these FLOPs, it saves 13 s (GPT-2) to 55 s (small models) on an H100, and 40 of 140 s
+    # on two cores with fast bfloat16.
+    pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
+    has_tools = shutil.which('cl' if os.name == 'nt' else 'g++') and device != 'mps'
     if 'cuda' in device:
-        # Compiling takes half a minute. On an H100, 5e15 FLOPs then take 13 s less with GPT-2 124M, 22 s with the model
-        # of train_tinystories.py, and 55 s with that of train_shakespeare_char.py. For other cards, it is an estimate.
         pays_from = 5e15
-        possible = find_spec('triton') is not None and torch.cuda.get_device_capability(device)[0] >= 7
-    else:
-        # Two cores with fast bfloat16 take 140 s for 3e13 FLOPs, or compiled 30 + 100 s. Others take 2.5 times as long.
-        pays_from = 3e13 if has_fast_bfloat16() else 1.2e13
-        # Subtle: compiled by torch 2.6, an embedding's gradient counts a repeated token only once.
-        possible = device == 'cpu' and torch.__version__ >= (2, 7)
-    compiler = 'cl' if os.name == 'nt' else 'g++'
-    # Some systems have Python.h in a separate package.
-    possible = possible and Path(sysconfig.get_path('include'), 'Python.h').exists() and bool(shutil.which(compiler))
+        has_tools = has_tools and find_spec('triton')
+    possible = bool(has_tools) and Path(sysconfig.get_path('include'), 'Python.h').exists()
     if compile == 'auto':
         return possible and flops >= pays_from
     if compile and not possible:
         raise UserError('this machine cannot compile; use --compile=False, or install a C++ compiler, Python.h '
-                        '(python3-dev), and torch 2.7 for a CPU or Triton for a GPU')
+                        '(python3-dev), and for a GPU Triton')
     return compile
-
-def faster_written_out(q):
-    """
-    Returns whether q is bfloat16 with up to 512 positions, in code compiled for a CPU. A step of 6 layers of width 256
-    is then 8% faster without torch's kernels.
-    """
-    compiled_on_cpu = q.device.type == 'cpu' and torch.compiler.is_compiling()
-    return compiled_on_cpu and q.dtype == torch.bfloat16 and q.size(-2) <= 512
-
-def device_name(device):
-    """Returns a readable name: 'NVIDIA H100 80GB HBM3', 'Apple GPU', '2 threads'."""
-    if 'cuda' in device:
-        return torch.cuda.get_device_name(device)
-    return 'Apple GPU' if device == 'mps' else count(torch.get_num_threads(), 'thread')
 
 def set_up(device):
     """Sets up this process: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU."""
@@ -633,35 +563,76 @@ def set_up(device):
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 1 << 30)
         libc.mallopt(-1, 2 ** 31 - 1)
-        # With large pages, a float32 model of 124M parameters generates 15% faster. torch reads this once, before its
-        # first tensor.
-        os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
-        # The first compile takes 8 s less if it does not test what an x86 CPU supports.
-        if can_pack(device):
+        if can_pack(device):        # The first compile takes 8 s less if it does not test what an x86 CPU supports
             os.environ.setdefault('TORCHINDUCTOR_VEC_ISA_OK', '1')
 
-def peak_flops(device):
-    """Returns the card's dense bf16 FLOP/s, or 0 if unknown."""
-    for card, flops in PEAK_FLOPS.items():
-        if re.search(rf'\b{card}\b(?!.* MIG | (Laptop|Ti|D|SUPER)\b)', device_name(device)):
-            return flops
-    return 0
-
-LLAMA3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
-
-def rope_slowdown(freqs, factor):
-    """
-    Returns the factors by which Llama 3.1 multiplies rope frequencies: 1 for 4 or more turns in 8,192 tokens,
-    1 / factor for at most one turn, and values in between for the others.
-    """
-    low, high, length = LLAMA3.values()
-    turns = freqs * length / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept + (1 - kept) / factor
-
 # -----------------------------------------------------------------------------
-# Hugging Face's files. Weights have Llama's names, also in its relatives Qwen2 (with qkv_bias), Qwen3 (qk_norm) and
-# SmolLM3 (nope_every). GPT-2 has its own names.
+# Hugging Face's files: config.json, and weights with Llama's names (also in Qwen3) or GPT-2's
+
+# Keys of config.json for fields of GPTConfig
+LLAMA_KEYS = dict(
+    vocab_size='vocab_size', tie_word_embeddings='tie_weights', max_position_embeddings='block_size',
+    num_hidden_layers='n_layer', num_attention_heads='n_head', num_key_value_heads='n_kv_head',
+    hidden_size='n_embd', head_dim='head_dim', intermediate_size='d_ff', rope_theta='rope_theta',
+    rms_norm_eps='norm_eps',
+)
+GPT2_KEYS = dict(
+    vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_ctx='block_size', n_positions='block_size',
+    n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
+)
+# Settings of config.json without a field of GPTConfig, and the only supported value of each
+LLAMA_FIXED = dict(hidden_act='silu', rope_scaling=None, rope_type='default', sliding_window=None)
+QWEN3_FIXED = dict(use_sliding_window=False, attention_bias=False, **LLAMA_FIXED)
+GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+
+# model_type: (class in transformers, keys, values of fields without a key, fixed settings)
+FAMILIES = dict(
+    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
+    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), QWEN3_FIXED),
+    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
+)
+
+def family(config):
+    """Returns the model_type that can express this config, or 'gpt_ablation'. Other fields must have our defaults."""
+    for kind, (_, keys, values, _) in FAMILIES.items():
+        ours = {name: getattr(config, name) for name in (*keys.values(), *UNSAVED_FIELDS)}
+        with suppress(UserError):       # for example, rope with an odd head_dim
+            if GPTConfig(**(values | ours)) == config:
+                return kind
+    return 'gpt_ablation'
+
+def settings(kind, config):
+    """Returns what config.json says of a config in a family."""
+    _, keys, _, fixed = FAMILIES[kind]
+    return fixed | {theirs: getattr(config, ours) for theirs, ours in keys.items()}
+
+def export_config(config, eot):
+    """Returns the contents of config.json, which transformers can read unless the model is a gpt_ablation."""
+    kind = family(config)
+    d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
+    if kind == 'gpt_ablation':
+        return dict(d, gpt_config={name: x for name, x in vars(config).items() if name not in UNSAVED_FIELDS})
+    return d | settings(kind, config) | dict(architectures=[FAMILIES[kind][0]], max_window_layers=config.n_layer)
+
+def import_config(folder):
+    """Returns the GPTConfig that config.json describes. Raises UserError if it is not supported."""
+    d = read_json(folder / 'config.json')
+    kind = d.get('model_type')
+    if kind == 'gpt_ablation':
+        return GPTConfig(**d['gpt_config'])
+    if kind not in FAMILIES:
+        raise UserError(f'the architecture {kind!r} is not supported; use a model of one of {", ".join(FAMILIES)}')
+    _, keys, values, _ = FAMILIES[kind]
+    d.update(d.get('rope_parameters') or {})        # transformers 5 has rope_theta and rope_type there
+    found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
+    missing = {*keys.values()} - found.keys() - values.keys()
+    if missing:
+        raise UserError(f'{folder}/config.json lacks keys for {", ".join(missing)}; add them')
+    config = GPTConfig(**(values | found))
+    for name, value in settings(kind, config).items():
+        if d.get(name) not in (value, None):
+            raise UserError(f'{name} = {d[name]!r:.60} is not supported, only {value!r:.60}; use another model')
+    return config
 
 GPT2_NAMES = {
     'model.embed_tokens': 'wte',
@@ -676,33 +647,35 @@ GPT2_NAMES = {
     'mlp.down_proj': 'mlp.c_proj',
 }
 
+def gpt2_name(name):
+    """gpt2_name('model.layers.0.self_attn.q_proj.bias') -> 'h.0.attn.c_attn.bias'"""
+    for ours, theirs in GPT2_NAMES.items():
+        name = re.sub(ours, theirs, name)
+    return name
+
 def to_gpt2(tensors):
     """Renames weights as in GPT-2, which joins q, k and v, and whose blocks store matrices as (in, out)."""
     out = {}
-    for name, x in tensors.items():
-        for ours, theirs in GPT2_NAMES.items():
-            name = re.sub(ours, theirs, name)
-        if 'lm_head.weight' in tensors and name != 'lm_head.weight':
+    untied = 'lm_head.weight' in tensors
+    for ours, x in tensors.items():
+        name = gpt2_name(ours)
+        if untied and ours != 'lm_head.weight':
             name = f'transformer.{name}'        # transformers wants this with an untied head; mlx-lm never wants it
         if '.c_' in name:       # t() leaves a bias as it is
             x = x.t().contiguous()
         out[name] = torch.cat([out[name], x], -1) if name in out else x
     return out
 
-def from_gpt2(tensors):
-    """Inverse of to_gpt2. Files of transformers have the prefix with a tied head, too."""
+def from_gpt2(tensors, names):
+    """Inverse of to_gpt2 for these names of ours. Older files also have masks, which are left out."""
+    tensors = {name.removeprefix('transformer.'): x for name, x in tensors.items()}
+    tensors.setdefault('lm_head.weight', tensors['wte.weight'])
     out = {}
-    for name, x in tensors.items():
-        name = name.removeprefix('transformer.')
-        if '.c_' in name:
-            x = x.t().contiguous()
-        for ours, theirs in GPT2_NAMES.items():
-            name = name.replace(theirs, ours)
-        if '[qkv]' in name:
-            for letter, part in zip('qkv', x.chunk(3)):
-                out[name.replace('[qkv]', letter)] = part
-        else:
-            out[name] = x
+    for ours in names:
+        theirs = gpt2_name(ours)
+        x = tensors[theirs].t() if '.c_' in theirs else tensors[theirs]
+        part = re.search('[qkv](?=_proj)', ours)
+        out[ours] = x.chunk(3)['qkv'.index(part[0])] if part else x
     return out
 
 # Tensors with one row per id, plus padding
@@ -715,109 +688,16 @@ def weights_on_disk(model):
         tensors[name] = tensors[name][:model.config.vocab_size]
     if model.config.tie_weights:
         del tensors['lm_head.weight']
-    if family(model.config) == 'gpt2':
-        tensors = to_gpt2(tensors)
-    return {name: x.to(model.saved_dtype or x.dtype) for name, x in tensors.items()}
-
-# Keys of config.json for fields of GPTConfig. If several keys set one field, the last of them that is present counts.
-LLAMA_KEYS = dict(
-    vocab_size='vocab_size', tie_word_embeddings='tie_weights', max_position_embeddings='block_size',
-    num_hidden_layers='n_layer', num_attention_heads='n_head', num_key_value_heads='n_kv_head',
-    hidden_size='n_embd', head_dim='head_dim', intermediate_size='d_ff', rope_theta='rope_theta', factor='rope_factor',
-    rms_norm_eps='norm_eps',
-)
-QWEN_KEYS = dict(max_window_layers='n_layer', **LLAMA_KEYS)
-BIASED_KEYS = dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias')
-SMOLLM3_KEYS = dict(BIASED_KEYS, no_rope_layer_interval='nope_every')
-GPT2_KEYS = dict(
-    vocab_size='vocab_size', tie_word_embeddings='tie_weights', n_ctx='block_size', n_positions='block_size',
-    n_layer='n_layer', n_head='n_head', n_embd='n_embd', n_inner='d_ff', layer_norm_epsilon='norm_eps',
-)
-
-# Settings in config.json without a field of GPTConfig, and the only supported value of each
-LLAMA_FIXED = dict(hidden_act='silu', use_sliding_window=False)
-GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-
-# model_type: (class in transformers, keys in config.json, values of fields that config.json does not set, settings that
-# must not differ)
-FAMILIES = dict(
-    llama=('LlamaForCausalLM', BIASED_KEYS, LLAMA, LLAMA_FIXED),
-    qwen3=('Qwen3ForCausalLM', QWEN_KEYS, dict(LLAMA, qk_norm=True), dict(LLAMA_FIXED, attention_bias=False)),
-    qwen2=('Qwen2ForCausalLM', QWEN_KEYS, dict(LLAMA, qkv_bias=True), LLAMA_FIXED),
-    smollm3=('SmolLM3ForCausalLM', SMOLLM3_KEYS, dict(LLAMA, nope_every=4, tie_weights=True, rope_theta=2e6),
-             LLAMA_FIXED),
-    mistral=('MistralForCausalLM', LLAMA_KEYS, LLAMA, dict(LLAMA_FIXED, sliding_window=None)),     # see keep_from
-    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
-)
-
-def family(config):
-    """
-    Returns the model_type that can express this config, or 'gpt_ablation'. A field that a family does not list must
-    have GPTConfig's default.
-    """
-    for kind, (_, keys, values, _) in FAMILIES.items():
-        ours = {name: getattr(config, name) for name in (*keys.values(), *UNSAVED_FIELDS)}
-        with suppress(UserError):       # for example, rope with an odd head_dim
-            if GPTConfig(**(values | ours)) == config:
-                return kind
-    return 'gpt_ablation'
-
-def export_config(model, eot):
-    """Returns the contents of config.json, which transformers can read unless the model is a gpt_ablation."""
-    config, dtype = model.config, str(model.saved_dtype or model.lm_head.weight.dtype)
-    kind = family(config)
-    d = dict(model_type=kind, torch_dtype=dtype.removeprefix('torch.'), bos_token_id=eot, eos_token_id=eot,
-             pad_token_id=None)         # SmolLM3's default is 128,004
-    if kind == 'gpt_ablation':
-        return dict(d, gpt_config={name: x for name, x in vars(config).items() if name not in UNSAVED_FIELDS})
-    name, keys, _, fixed = FAMILIES[kind]
-    # For a Qwen3, transformers 4.51 takes a missing sliding_window to be 4,096 tokens.
-    d.update(fixed, architectures=[name], sliding_window=None)
-    for theirs, ours in keys.items():
-        d[theirs] = getattr(config, ours)
-    if d.pop('factor', 1) != 1:
-        d['rope_scaling'] = dict(LLAMA3, rope_type='llama3', factor=config.rope_factor)
-    return d
-
-def import_config(folder):
-    """Returns the GPTConfig that config.json describes. Raises UserError if it is not supported."""
-    d = read_json(folder / 'config.json')
-    kind = d.get('model_type')
-    if kind == 'gpt_ablation':
-        return GPTConfig(**d['gpt_config'])
-    if kind not in FAMILIES:
-        raise UserError(f'the architecture {kind!r} is not supported; use a model of one of {", ".join(FAMILIES)}')
-    _, keys, values, fixed = FAMILIES[kind]
-    d.setdefault('original_max_position_embeddings', d.get('max_position_embeddings'))
-    for rope in d.get('rope_parameters'), d.get('rope_scaling'):        # If both exist, the second was added by hand
-        d.update(rope or {})
-        d['rope_type'] = d.pop('type', d.get('rope_type'))              # Older files use `type`
-    if 'mlp_bias' in keys and bool(d.get('attention_bias')) != bool(d.get('mlp_bias')):
-        raise UserError('attention_bias and mlp_bias that differ are not supported; use another model')
-    found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
-    for name in ('block_size', 'n_head'):       # The weights' shapes do not show these
-        if name not in found:
-            raise UserError(f'{folder}/config.json lacks a key for {name}; add it')
-    config = GPTConfig(**(values | found))
-    rope = LLAMA3 if d['rope_type'] == 'llama3' else dict(rope_type='default', factor=1)
-    layers = dict(layer_types=['full_attention'] * config.n_layer,
-                  no_rope_layers=[int(has_rope(config, i)) for i in range(config.n_layer)])
-    for name, value in (fixed | rope | layers).items():
-        if d.get(name) not in (value, None):
-            raise UserError(f'{name} = {d[name]!r:.60} is not supported, only {value!r:.60}; use another model')
-    return config
+    return to_gpt2(tensors) if family(model.config) == 'gpt2' else tensors
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template
 KEPT = 'tokenizer*', 'vocab.json', 'merges.txt', '*_tokens*.json', 'generation_config.json', 'chat_template*'
 
-def find_folder(name, say=print):
-    """
-    Returns a model's folder: the folder of this name, or, if that is a run, its newest intact checkpoint, or else a
-    download of a model such as 'gpt2' or 'owner/model' from the Hugging Face hub. Raises UserError.
-    """
+def find_folder(name):
+    """Returns the folder of a model: this one, a run's newest intact checkpoint, or a download. Raises UserError."""
     folder = Path(name)
     if checkpoints(folder):
-        folder = newest_intact(folder, say, to_resume=False)
+        folder = newest_intact(folder, to_resume=False)
     elif not folder.is_dir():
         folder = download(name)
     elif not (folder / 'config.json').exists():
@@ -841,90 +721,62 @@ def download(name):
         import_config(folder)
     return folder
 
-# Tables and masks in the files of older models
-NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
-
 def load_model(folder, **overrides):
-    """
-    Loads a GPT from a checkpoint, or from a Hugging Face folder with a model of one of FAMILIES. overrides: fields of
-    GPTConfig that a checkpoint does not decide (dropout, attention). Raises UserError.
-    """
+    """Loads a GPT from a checkpoint or a Hugging Face folder. overrides: fields to replace. Raises UserError."""
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         check_manifest(folder, to_resume=False)
+    config = replace(import_config(folder), **overrides)
+    files = ['model.safetensors']
+    if not (folder / files[0]).exists():        # Files outside the index may be of an older model
+        files = set(read_json(folder / 'model.safetensors.index.json')['weight_map'].values())
     try:
-        config = replace(import_config(folder), **overrides)
-        files = ['model.safetensors']
-        if not (folder / files[0]).exists():        # Files outside the index may be of an older model
-            files = set(read_json(folder / 'model.safetensors.index.json')['weight_map'].values())
+        model = GPT(config, new=False)
         tensors = {name: x for file in files for name, x in load_file(folder / file).items()
-                   if not name.endswith(NO_WEIGHTS)}
+                   if not name.endswith('.inv_freq')}       # a table in older files
         if family(config) == 'gpt2':
-            tensors = from_gpt2(tensors)
-        with torch.device('meta'):      # Names and shapes only: a bad file allocates nothing
-            model = GPT(config)
-        embedding = tensors['model.embed_tokens.weight']
-        model.saved_dtype = embedding.dtype
-        if config.tie_weights and not tensors.setdefault('lm_head.weight', embedding).equal(embedding):
-            raise UserError(f'the lm_head in {folder} differs from the embedding; set tie_word_embeddings to false in '
-                            f'config.json')
+            tensors = from_gpt2(tensors, model.state_dict())
+        if config.tie_weights:
+            tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
         for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
-        model.load_state_dict(tensors, assign=True)
-        model.float().eval().tie_and_tabulate()
-    except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
-        raise UserError(f'{folder}: config.json and model*.safetensors do not match, or are not a model of one of '
-                        f'{", ".join(FAMILIES)} ({str(e)[:300]}); use another folder')
-    return model
+        model.load_state_dict(tensors)          # copies, in float32
+    except (SafetensorError, FileNotFoundError, RuntimeError, KeyError) as e:
+        raise UserError(f'config.json and model*.safetensors in {folder} do not match ({str(e)[:300]}); use others')
+    return model.eval()
 
 # -----------------------------------------------------------------------------
 # Checkpoints. Each is a folder, written under another name and renamed once it is complete.
 
 MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 
-def keep_from(folder, ends):
-    """
-    Returns what a model keeps when it is trained further: {file: bytes} and {key in config.json: value}, with `ends` as
-    its end-of-text ids.
-    """
-    files = {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern) if path.is_file()}
-    config = read_json(folder / 'config.json')
-    ids = {name: id for name, id in config.items() if name.endswith('_token_id')}
-    ids['eos_token_id'] = ends[0] if len(ends) == 1 else ends
-    if config['model_type'] == 'mistral':       # It is a Llama, but transformers 5 uses another tokenizer class
-        ids.update(model_type='mistral', architectures=['MistralForCausalLM'])
-    settings = folder / 'generation_config.json'
-    if settings.exists():
-        files[settings.name] = json.dumps(read_json(settings) | dict(eos_token_id=ends), indent=2).encode()
-    return files, ids
+def keep_from(folder):
+    """Returns the files that a model keeps when it is trained further, {name: bytes}."""
+    return {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern) if path.is_file()}
 
 def write_json(path, content):
     write(path, json.dumps(content, indent=1))
 
-def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}, ids={}):
+def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}):
     """
-    Writes a checkpoint folder that `transformers` can load: config.json, model.safetensors, the tokenizer's files, a
-    README.md (card) and the manifest. Resuming also needs training.json (a dict) and training.tensors (a dict of
-    tensors in safetensors format, but with another suffix, because vLLM and others read every *.safetensors). kept,
-    ids: from keep_from. The folder gets its name only when all of it is on the disk. Raises OSError or SafetensorError
-    if it cannot be written.
+    Writes a checkpoint folder that `transformers` can load, with a README.md (card), the files of keep_from, and what
+    resuming needs: a dict, and a dict of tensors. It gets its name when all of it is on the disk. Raises OSError or
+    SafetensorError.
     """
     with new_folder(folder) as unfinished:
         save_file(weights_on_disk(model), unfinished / 'model.safetensors', {'format': 'pt'})
-        save_file(tensors, unfinished / 'training.tensors')
-        write_json(unfinished / 'config.json', export_config(model, eot) | ids)
+        save_file(tensors, unfinished / 'training.tensors')         # vLLM and others read every *.safetensors
+        write_json(unfinished / 'config.json', export_config(model.config, eot))
         write_json(unfinished / 'training.json', training)
         write(unfinished / 'README.md', card)
         for path in unfinished.glob('*tensors'):
             shutil.copymode(unfinished / 'config.json', path)       # safetensors lets only the owner read its files
-
         if tokenizer_path.exists():
             shutil.copyfile(tokenizer_path, unfinished / 'tokenizer.json')
-            names = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}
+            end = {token['id']: token['content'] for token in read_json(tokenizer_path)['added_tokens']}.get(eot)
             write_json(unfinished / 'tokenizer_config.json', dict(
-                tokenizer_class='PreTrainedTokenizerFast', eos_token=names.get(eot), pad_token=names.get(eot),
-                bos_token=names.get(ids.get('bos_token_id', eot)),
-                model_max_length=model.config.block_size,
+                tokenizer_class='PreTrainedTokenizerFast', model_max_length=model.config.block_size,
+                eos_token=end, bos_token=end, pad_token=end, unk_token=end,         # ctranslate2 needs the last
                 model_input_names=['input_ids', 'attention_mask']))     # transformers 4 would add a third, which fails
         for name, content in kept.items():
             (unfinished / name).write_bytes(content)
@@ -941,96 +793,22 @@ def check_manifest(folder, to_resume):
         path = folder / name
         if name.startswith('training.') and not to_resume and not path.exists():
             continue
-        intact = path.is_file() and file_sha256(path) == sha256
-        if name == 'README.md' and not intact:         # People fill in the license
-            print(f'{path} was changed or removed (its sha256 differs from {MANIFEST}); using the checkpoint anyway',
-                  file=sys.stderr)
-        elif not intact:
+        if path.is_file() and file_sha256(path) == sha256:
+            continue
+        if name != 'README.md':
             raise UserError(f'{path} is damaged or missing (sha256 differs from {MANIFEST}); use another checkpoint')
+        print(f'{path} was changed or removed (its sha256 differs from {MANIFEST})', file=sys.stderr)
 
 def checkpoints(run):
     """Returns the checkpoints in the folder of a run, oldest first."""
     return sorted(Path(run).glob('step_' + 8 * '[0-9]'))
 
-def newest_intact(run, say=print, to_resume=True):
+def newest_intact(run, to_resume=True):
     """Returns the newest intact checkpoint of a run, and prints why newer ones are skipped. Raises UserError."""
     for folder in reversed(checkpoints(run)):
         try:
             check_manifest(folder, to_resume)
             return folder
         except UserError as e:
-            say(f'skipped: {e}')
+            print(f'skipped: {e}', file=sys.stderr)
     raise UserError(f'no checkpoint in {run} is intact; start again with another --out_dir')
-
-# -----------------------------------------------------------------------------
-# GGUF, the format of llama.cpp and Ollama
-
-# GGUF's names for the fields of GPTConfig. llama.cpp ignores those that a kind of model does not use.
-GGUF_KEYS = dict(
-    context_length='block_size', block_count='n_layer', embedding_length='n_embd', feed_forward_length='d_ff',
-    head_count='n_head', head_count_kv='n_kv_head', key_length='head_dim', value_length='head_dim',
-    layer_norm_eps='norm_eps', layer_norm_rms_eps='norm_eps', rope_freq_base='rope_theta',
-)
-
-def write_gguf(path, model, tok, ends, dtype, folder):
-    """
-    Writes a Llama, Qwen2, Qwen3 or GPT-2 and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in
-    float32. The first of `ends`, if any, is the id that ends a text. folder: where the model came from. Raises
-    UserError for other models, such as those with a rope_factor, and for other tokenizers.
-    """
-    import gguf
-    c, kind = model.config, family(model.config)
-    if hasattr(tok, 'theirs'):          # llama.cpp has its own code for each of these
-        raise UserError(f'the tokenizer of {folder} is not like ours; run: git clone --depth 1 '
-                        f'https://github.com/ggml-org/llama.cpp && pip install transformers sentencepiece && python '
-                        f'llama.cpp/convert_hf_to_gguf.py {shlex.quote(str(folder))} --outfile {shlex.quote(path)}')
-    if kind not in ('llama', 'qwen2', 'qwen3', 'gpt2') or c.rope_factor != 1 or not getattr(tok, 'merges', None):
-        raise UserError('only a Llama, Qwen2, Qwen3 or GPT-2 with a plain rope and a BPE tokenizer can be written to '
-                        'GGUF; use another model')
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise UserError(f'{path} is a folder or a device; use the name of a file, such as --gguf=model.gguf')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(f'{path}.partial')
-    w = gguf.GGUFWriter(unfinished, kind)
-    for key, field in GGUF_KEYS.items():
-        getattr(w, f'add_{key}')(getattr(c, field))
-    add_tokens(w, tok, ends, c.vocab_size, gguf.TokenType)
-
-    matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[dtype]
-    w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
-    for name, x in weights_on_disk(model).items():
-        if '.c_' in name:       # Hugging Face stores GPT-2's as (in, out)
-            x = x.t()
-        if kind == 'llama' and re.search('[qk]_proj', name):        # The two rows that rope rotates become neighbors
-            x = x.unflatten(0, (-1, 2, c.head_dim // 2)).transpose(1, 2).reshape(x.shape)
-        stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
-        x = gguf.quants.quantize(x.float().numpy(), stored_as)
-        w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
-    try:
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)        # It exists after an error, such as a full disk
-
-def add_tokens(w, tok, ends, size, types):
-    """Adds the tokenizer of a model with `size` ids, the last of which may have no token."""
-    _, bpe, _ = tok.as_json()
-    tokens = [f'[unused {id}]' for id in range(size)]
-    kinds = [types.UNUSED] * size
-    for token, id in bpe['vocab'].items():
-        tokens[id] = token
-        kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
-    w.add_tokenizer_model('gpt2')
-    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for PATTERNS
-    w.add_token_list(tokens)
-    w.add_token_types(kinds)
-    w.add_token_merges(bpe['merges'])
-    w.add_add_bos_token(False)
-    if ends:
-        w.add_bos_token_id(ends[0])
-        w.add_eos_token_id(ends[0])

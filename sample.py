@@ -10,6 +10,7 @@ The first text appears as it is generated, then the rest of the batch and the sp
 import codecs
 import math
 import os
+import re
 import sys
 import time
 from functools import partial
@@ -21,8 +22,8 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, check_range, configure, launch
-from model import (KVCache, Linear, can_pack, choose_compile, choose_device, choose_dtype, find_folder, load_model,
-                   set_up, upcast, write_gguf)
+from model import (FAMILIES, KVCache, Linear, can_pack, choose_compile, choose_device, choose_dtype, family,
+                   find_folder, load_model, set_up, upcast, weights_on_disk)
 from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
@@ -200,6 +201,68 @@ def one_row_linear(layer, x):
     return y if layer.bias is None else y + layer.bias
 
 # -----------------------------------------------------------------------------
+# GGUF, the format of llama.cpp and Ollama
+
+# GGUF's names for the fields of GPTConfig. llama.cpp ignores those that a kind of model does not use.
+GGUF_KEYS = dict(
+    context_length='block_size', block_count='n_layer', embedding_length='n_embd', feed_forward_length='d_ff',
+    head_count='n_head', head_count_kv='n_kv_head', key_length='head_dim', value_length='head_dim',
+    layer_norm_eps='norm_eps', layer_norm_rms_eps='norm_eps', rope_freq_base='rope_theta',
+)
+
+def write_gguf(path, model, tok, ends, dtype):
+    """
+    Writes a model and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in float32. The first of
+    `ends`, if any, ends a text. Raises UserError.
+    """
+    import gguf
+    c, kind = model.config, family(model.config)
+    if kind not in FAMILIES or not getattr(tok, 'merges', None):
+        raise UserError('only a Llama, Qwen3 or GPT-2 with a BPE tokenizer from prepare.py can be written to GGUF; use '
+                        'another model, or convert_hf_to_gguf.py of llama.cpp')
+    unfinished = Path(f'{path}.partial')
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    w = gguf.GGUFWriter(unfinished, kind)
+    for key, field in GGUF_KEYS.items():
+        getattr(w, f'add_{key}')(getattr(c, field))
+    add_tokens(w, tok, ends, c.vocab_size, gguf.TokenType)
+
+    matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[dtype]
+    w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], c.n_layer)
+    for name, x in weights_on_disk(model).items():
+        if '.c_' in name:       # Hugging Face stores GPT-2's as (in, out)
+            x = x.t()
+        if kind == 'llama' and re.search('[qk]_proj', name):        # The two rows that rope rotates become neighbors
+            x = x.unflatten(0, (-1, 2, c.head_dim // 2)).transpose(1, 2).reshape(x.shape)
+        stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
+        x = gguf.quants.quantize(x.float().numpy(), stored_as)
+        w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    unfinished.replace(path)
+
+def add_tokens(w, tok, ends, size, types):
+    """Adds the tokenizer of a model with `size` ids, the last of which may have no token."""
+    _, bpe, _ = tok.as_json()
+    tokens = [f'[unused {id}]' for id in range(size)]
+    kinds = [types.UNUSED] * size
+    for token, id in bpe['vocab'].items():
+        tokens[id] = token
+        kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
+    w.add_tokenizer_model('gpt2')
+    w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for PATTERNS
+    w.add_token_list(tokens)
+    w.add_token_types(kinds)
+    w.add_token_merges(bpe['merges'])
+    w.add_add_bos_token(False)
+    if ends:
+        w.add_bos_token_id(ends[0])
+        w.add_eos_token_id(ends[0])
+
+# -----------------------------------------------------------------------------
 # the command
 
 def find_checkpoint(path):
@@ -209,7 +272,7 @@ def find_checkpoint(path):
         if not saved:
             raise UserError('no run in out/ has a checkpoint yet; run `python train.py`, which takes about 2 minutes')
         path = max(saved, key=os.path.getmtime).parent
-    return find_folder(path, say)
+    return find_folder(path)
 
 def say(text):          # standard output has only the texts
     print(text, file=sys.stderr)
@@ -248,7 +311,7 @@ def main():
     ends = [id for id in find_ends(folder, tok.eot) if id < model.config.vocab_size]
     if gguf:
         dtype = config['dtype'].replace('auto', 'float16')
-        write_gguf(gguf, model, tok, ends, dtype, folder)
+        write_gguf(gguf, model, tok, ends, dtype)
         say(f'wrote {gguf}: {model.num_params():,} parameters, {dtype}')
         return
     prompt = start

@@ -40,8 +40,8 @@ import prepare
 from configurator import (Diverged, Output, UserError, as_file, check_range, command, configure, launch, lock,
                           read_json, write)
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, SafetensorError, checkpoints, choose_compile, choose_device,
-                   choose_dtype, device_name, family, find_folder, keep_from, load_model, newest_intact, peak_flops,
-                   remove_checkpoint, save_checkpoint, set_up)
+                   choose_dtype, device_name, family, find_folder, import_config, keep_from, load_model, newest_intact,
+                   peak_flops, remove_checkpoint, save_checkpoint, set_up)
 from prepare import DATASETS, Shards, data_hash, data_name, find_or_prepare, read_meta
 from sample import generate, prompt_ids, texts_of
 from tokenizer import find_ends, load_tokenizer, make_tokenizer_json
@@ -54,7 +54,7 @@ vocab_size = 4096       # for bpe and word
 # the run
 out_dir = ''            # folder of the run ('': out/<dataset>, or out/<dataset>-2, -3, ... if that is taken)
 init_from = 'scratch'   # scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start from: a
-                        # run, a checkpoint, a Llama, Qwen, Mistral, SmolLM or GPT-2 in a folder, or gpt2 or owner/model
+                        # run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or gpt2 or owner/model
                         # on the hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
 max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
@@ -223,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)
         self.weights = {}       # the model's tensors, by name
-        self.tensors = {}       # saved with the model and t: m.<name>, v.<name>, w.<name> (below), and anything you add
+        self.tensors = {}       # saved with the model and t: m.<name>, v.<name>, and anything you add
 
         end = 0
         for group in self.groups:
@@ -235,8 +235,6 @@ class Optimizer(torch.optim.Optimizer):
                 self.weights[name].copy_(w.detach())
                 w.data, w.grad = self.weights[name], self.g[here].view_as(w)
                 self.tensors[f'm.{name}'] = self.m[here].view_as(w)
-                if model.saved_dtype == torch.bfloat16:         # the model's file is too coarse to resume from
-                    self.tensors[f'w.{name}'] = self.weights[name]
                 if group.rule != 'muon':
                     self.tensors[f'v.{name}'] = self.v[here].view_as(w)
                 end = here.stop
@@ -348,16 +346,17 @@ def micro_batches(data, starts, step, T, micro, device):
 def training_step(model, opt, scaler, batches, sequences, lr):
     """
     Runs forward and backward over batches (idx, targets), then steps the optimizer. sequences: total over all
-    processes. Returns numbers to print and log, still on the device: the mean loss of this process's sequences, the
-    gradient norm before clipping, and any that you add. train() averages each over processes, and the loss also over
-    the steps since the last printed line, evaluation or save.
+    processes. Returns numbers to print and log, still on the device: the mean of each loss over this process's
+    sequences, the gradient norm before clipping, and any that you add. train() averages each over processes, and the
+    losses also over the steps since the last printed line, evaluation or save.
     """
     opt.zero_grad(set_to_none=False)        # fills g with zeros
-    total = 0.0
+    losses = defaultdict(float)
     for x, y in batches:
-        loss = model(x, y) * (len(x) / sequences)
-        scaler.scale(loss).backward()
-        total += loss.detach()
+        share = len(x) / sequences
+        scaler.scale(model(x, y) * share).backward()
+        for name, loss in model.losses.items():
+            losses[name] += loss * share
     if WORLD_SIZE > 1:
         # Send in the dtype of matmuls. Halving bytes saves an estimated 5 to 10% of a step on 8 GPUs without NVLink.
         message = opt.g.to(model.compute_dtype)
@@ -367,7 +366,7 @@ def training_step(model, opt, scaler, batches, sequences, lr):
     grad_norm = opt.clip(grad_clip)
     scaler.step(opt, lr)
     scaler.update()
-    return dict(loss=total * WORLD_SIZE, grad_norm=grad_norm)
+    return {name: loss * WORLD_SIZE for name, loss in losses.items()} | dict(grad_norm=grad_norm)
 
 def make_scaler(device, dtype):
     """Returns a loss scaler for float16, in which many gradients would underflow. It does nothing for other dtypes."""
@@ -442,7 +441,7 @@ class Run:
     val_data: Shards
     tok_path: Path          # tokenizer.json, which may be missing
     ends: list              # ids that end a text: see find_ends
-    kept: tuple             # taken from the starting model: see keep_from
+    kept: dict              # files of the starting model: see keep_from
     model: GPT
     fast: object            # the model for training, compiled if that pays; evaluations use `model`
     opt: Optimizer
@@ -487,7 +486,7 @@ def save(run, last):
     training = dict(state, best=best, t=run.opt.t, scaler=run.scaler.state_dict())
     try:
         save_checkpoint(folder, run.model, run.tok_path, run.meta['eot'], training, run.opt.tensors, model_card(run),
-                        *run.kept)
+                        run.kept)
     except (OSError, SafetensorError) as e:
         if last:
             raise UserError(f'{folder} cannot be saved ({e}); make room, then repeat the command with --init_from=auto')
@@ -760,7 +759,7 @@ def read_state(run, device):
         kind = 'cuda without bfloat16'
     folder, state = None, dict(NEW_STATE, device=kind)
     if checkpoints(run):
-        folder = newest_intact(run, say)
+        folder = newest_intact(run)
         state = load_state(folder)
     for name in ('dtype', 'compile'):
         if config[name] != 'auto' or state['device'] != kind:
@@ -848,13 +847,14 @@ def make_model(folder, meta, resumed):
     wanted = model_config(vocab_size=meta['ids' if folder else 'vocab_size'])
     if not folder:
         return GPT(wanted)
-    model = load_model(folder, **{name: getattr(wanted, name) for name in UNSAVED_FIELDS})
+    before = import_config(folder)
+    fields = {name: getattr(wanted, name) for name in UNSAVED_FIELDS}
     asks = config.source | dict(vocab_size='the data')
     if not resumed and not asks.get('block_size', '').startswith('--'):
         asks.pop('block_size', None)        # a config file may suit many models
-    elif not resumed and model.config.position == 'rope':
-        model.config.block_size = max(wanted.block_size, model.config.block_size)
-        model.tie_and_tabulate()            # rope's tables can have any length
+    elif not resumed and before.position == 'rope':         # rope's tables can have any length
+        fields['block_size'] = max(wanted.block_size, before.block_size)
+    model = load_model(folder, **fields)
     for name, value in vars(model.config).items():
         asked = getattr(wanted, name)
         enough = name in ('vocab_size', 'block_size') and asked < value         # a larger one is fine
@@ -1004,7 +1004,7 @@ def start(run_folder, device):
     if other_model and not checkpoint:
         state['evaluated'] = dict(step=-1)          # evaluates this model before the first step
     ends = find_ends(loaded_from or data_folder, meta['eot'])
-    kept = keep_from(loaded_from, ends) if loaded_from else ()
+    kept = keep_from(loaded_from) if loaded_from else {}
     run = Run(run_folder, state, meta, train_data, val_data, data_folder / 'tokenizer.json', ends, kept, model, fast,
               opt, scaler, device, T, micro, eval_batch)
     if state['step'] >= max_iters:
@@ -1022,7 +1022,7 @@ def train(run):
     stop, step = 0, state['step']
     first = step + 1
     began = time.perf_counter() - state['seconds']
-    losses = []         # of the steps since the last printed line, evaluation or save
+    history = []        # numbers of the steps since the last printed line, evaluation or save
     while True:
         # Evaluate and save at intervals and after the last step, but not a new model at step 0 (see NEW_STATE).
         last = step >= max_iters or state['seconds'] >= max_seconds()
@@ -1034,19 +1034,18 @@ def train(run):
                     evaluate_run(run, last)
                 if saving:
                     save(run, stop or last)
-            losses = []
+            history = []
         if stop or last:
             break
 
         # a step
-        if not losses:
+        if not history:
             line_began = time.perf_counter()
         lr = next_lr(state)
         starts = run.train_data.starts(state['sequences'], batch_size, T, seed)
         step += 1
         batches = micro_batches(run.train_data, starts, step, T, run.micro, run.device)
-        numbers = training_step(run.fast, run.opt, run.scaler, batches, batch_size, lr)
-        losses.append(numbers.pop('loss'))
+        history.append(training_step(run.fast, run.opt, run.scaler, batches, batch_size, lr))
         state['sequences'] += batch_size
         state['tokens'] += batch_size * T
         state.update(step=step, lr=lr)
@@ -1055,7 +1054,8 @@ def train(run):
 
         printing = step % log_interval == 0 or step in (1, max_iters)
         if printing:            # waits for the device
-            numbers = dict(loss=float(sum(losses)) / len(losses), lr=lr, **numbers)
+            means = {name: float(sum(step[name] for step in history)) / len(history) for name in run.model.losses}
+            numbers = dict(means, lr=lr) | history[-1] | means
             sums = combine('SUM', *map(float, numbers.values()))
             entry = {name: x / WORLD_SIZE for name, x in zip(numbers, sums)}
             check_finite(run, entry['loss'])
@@ -1066,7 +1066,7 @@ def train(run):
             state['first_step'] = state['seconds']
 
         if printing:
-            seconds = (time.perf_counter() - line_began) / len(losses)
+            seconds = (time.perf_counter() - line_began) / len(history)
             rate = batch_size * T / seconds
             entry.update(ms=1e3 * seconds, tokens_per_second=rate)
             if peak:
@@ -1075,7 +1075,7 @@ def train(run):
             say(progress(step, entry, max(left, 0)))
             if RANK == 0:
                 log(run, entry)
-            losses = []
+            history = []
 
     # All processes wait here for the save, because torchrun stops the others when one exits with an error. A signal may
     # have arrived in the final evaluation.

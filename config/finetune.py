@@ -1,6 +1,6 @@
 # Fine-tunes GPT-2's released weights (downloaded once) on Shakespeare or --dataset=<your text>: 100 steps of 32
 # sequences x 256 = 8,192 tokens. Architecture and tokenizer come from init_from, which can also be one of your
-# checkpoints, or a Llama, Qwen, Mistral, SmolLM or GPT-2 in Hugging Face format, in a folder or on the hub
+# checkpoints, or a Llama, Qwen3 or GPT-2 in Hugging Face format, in a folder or on the hub
 # (owner/model):
 #   python train.py config/finetune.py --init_from=out/python/step_00001000 --dataset=my_code/
 #   python train.py config/finetune.py --init_from=auto:gpt2        # resumes if it was interrupted
