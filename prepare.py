@@ -3,7 +3,7 @@ Turns raw text into token shards that train.py reads.
 
     python prepare.py                                            # the Python standard library, BPE of 4,096
     python prepare.py --dataset=tinystories --vocab_size=10000
-    python prepare.py --dataset=my_text.txt                      # a text file, or a folder of them
+    python prepare.py --dataset=my_text.txt                      # a text file (or .gz, .xz, .bz2, .zst), or a folder
     python prepare.py --dataset='code/**/*.py' --separator=      # files by a pattern, one document each
     python prepare.py --dataset=posts.jsonl --text_field=body    # rows: .jsonl, .ndjson, .json, .csv, .tsv, .parquet
 
@@ -11,10 +11,10 @@ It writes data/<name>-<tokenizer><vocab_size>-<hash>/ with train_000.bin, ..., v
 the vocabulary is above 65,536), meta.json and tokenizer.json, and prints a summary. The folder is a cache: another text
 (by the path, size or time of a file) or another option makes another one. train.py prepares missing data by itself.
 
-In a folder or pattern, the words train, val (or valid, validation, dev) and test in the path of a file say what it is
-for, as in wiki.test.txt; test files are left out. Hidden files, README* and LICENSE* are skipped, and links to folders
-are not followed. Nothing else is guessed: names without such a word, backups (a.txt~), copies in two splits and Git LFS
-pointers are training text, and files with other suffixes than the above are read as text.
+In a folder or pattern, the last of the words train, val (or valid, validation, dev) and test in the path of a file says
+what it is for; test files are left out. Hidden files, README* and LICENSE* are skipped, and ** does not follow links to
+folders. Nothing else is guessed: names without such a word, backups (a.txt~), copies in two splits and Git LFS pointers
+are training text, and files whose suffix is not one of those for rows are read as text.
 """
 import codecs
 import csv
@@ -27,11 +27,12 @@ import re
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from contextlib import suppress
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import accumulate, chain
 from pathlib import Path
 
-import fsspec
 import numpy as np
 from tqdm import tqdm
 
@@ -42,7 +43,7 @@ from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, W
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
-val_dataset = ''            # the validation text, in one of these forms but the last ('': part of dataset)
+val_dataset = ''            # a path or pattern of text, all of which is for validation ('': part of dataset)
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens are
                             # ordinary text in documents, but single ids in the prompt of sample.py
 vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
@@ -71,7 +72,7 @@ def check_options(tokenizer, vocab_size):
         raise UserError(f'pattern = {pattern!r} is unknown; use {" or ".join(PATTERNS)}')
     if tokenizer in ('bpe', 'word'):
         check_vocab_size(vocab_size, [END_OF_TEXT])
-    if separator in ('n', 'nn'):        # A shell removes an unquoted backslash
+    if separator in 'n nn rn t'.split():        # A shell removes an unquoted backslash
         raise UserError(f"separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator='\\n'")
     check_range(config, 0, 1, 'val_fraction')
     check_range(config, 0, math.inf, 'workers')
@@ -97,17 +98,16 @@ DOWNLOADS = Path('data/downloads')
 
 def find_splits(dataset):
     """Returns the files of a data set: {'train': [...], 'val': [...], 'test': [...]}. Raises UserError."""
-    known = DATASETS.get(dataset, {})
-    splits = {split: [DOWNLOADS / name for name in known.get(split, [])] for split in ('train', 'val', 'test')}
-    if known:
-        fetch(splits['train'] + splits['val'], known)
-    elif os.path.isfile(dataset):
-        splits['train'] = [Path(dataset)]           # also if its name is test.txt
+    splits = dict(train=[], val=[], test=[])
+    if dataset == 'python':
+        splits['train'] = standard_library()
+    elif dataset in DATASETS:
+        for split in splits:
+            splits[split] = [DOWNLOADS / name for name in DATASETS[dataset].get(split, [])]
+            fetch(splits[split], DATASETS[dataset])
     else:
         for name, file in find_files(dataset).items():
             splits[split_of(name)].append(file)
-    if dataset == 'python':
-        splits['train'] = standard_library()
     return splits
 
 def standard_library():
@@ -122,23 +122,21 @@ A_PATTERN = "a pattern, such as --dataset='folder/**/*.txt'"
 WILDCARDS = re.compile(r'[^/\\]*[*?[].*')       # the part of a pattern from its first wildcard on
 
 def find_files(path):
-    """
-    Returns {name: file} for the files in a folder, or for those that match a pattern such as 'code/**/*.py'. A name is
-    a path below the folder, or below the folder in which the pattern's wildcards begin. Raises UserError.
-    """
-    root = path if os.path.isdir(path) else WILDCARDS.sub('', path)
-    wanted = path[len(root):] or '**/*'
+    """Returns {path below root: file} for a file, a folder, or a pattern such as 'code/**/*.py'. Raises UserError."""
+    if os.path.isfile(path):
+        return {'': Path(path)}         # Its name does not say a split
+    root, wanted = path, '**/*'
+    if not os.path.isdir(path):
+        root = WILDCARDS.sub('', path)
+        wanted = path[len(root):]
     if wanted.endswith('**'):           # Before Python 3.13, this would match only folders
         wanted += '/*'
-    try:
-        found = sorted(Path(root).glob(wanted)) if path else []
-    except ValueError:          # '**.txt', say
-        found = []
     files = {}
-    for file in found:
-        name = file.relative_to(root).as_posix()
-        if not file.is_dir() and not SKIPPED.search(name):
-            files[name] = file
+    with suppress(ValueError):          # for '' or '**.txt', say
+        for file in sorted(Path(root).glob(wanted)):
+            name = file.relative_to(root).as_posix()
+            if not file.is_dir() and not SKIPPED.search(name):
+                files[name] = file
     if not files:
         raise UserError(f'no text at {path!r}; use another path, or {", ".join(DATASETS)} (a comment in the config.py '
                         f'of a run names its text)')
@@ -194,14 +192,17 @@ def read_texts(files, separator, label):
             except Exception as e:      # Every format has its own errors
                 raise UserError(f'cannot read {path} ({type(e).__name__}: {e}); restore it, or leave it out')
 
-COMPRESSIONS = {'.gz': 'gzip', '.xz': 'xz', '.bz2': 'bz2', '.zst': 'zstd'}
+# Modules that open compressed files
+COMPRESSIONS = {'.gz': 'gzip', '.xz': 'lzma', '.bz2': 'bz2',
+                '.zst': 'compression.zstd' if sys.version_info >= (3, 14) else 'backports.zstd'}
 
 def opened(path):
     """Opens a file, decompressed, after its byte order mark."""
-    compression = COMPRESSIONS.get(path.suffix.lower())
-    if compression not in fsspec.available_compressions():
-        raise ModuleNotFoundError(name='backports.zstd')
-    file = io.BufferedReader(fsspec.filesystem('file').open(path, compression=compression))
+    module = COMPRESSIONS.get(path.suffix.lower(), 'io')
+    try:
+        file = import_module(module).open(path, 'rb')
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(name=module)          # with the name to install
     if file.peek(3).startswith(codecs.BOM_UTF8):
         file.read(3)
     return file
@@ -243,8 +244,9 @@ def read_rows(path):
 
 def json_rows(file):
     """Reads one object per line, or a list of objects."""
-    is_list = file.peek(1).startswith(b'[')
-    return json.load(file) if is_list else map(json.loads, filter(bytes.strip, file))
+    if file.peek(1).startswith(b'['):
+        return json.load(file)
+    return map(json.loads, filter(bytes.strip, file))
 
 def csv_rows(file, delimiter=','):
     """Reads rows below a header, as in RFC 4180."""
@@ -379,7 +381,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                     val_fraction=val_fraction or DATASETS.get(dataset, {}).get('val_fraction', 0.1),
                     shard_tokens=shard_tokens)
     kind = f'{tokenizer}{vocab_size}' if tokenizer in ('bpe', 'word') else Path(tokenizer).stem
-    texts = identify(dataset), val_dataset and identify(val_dataset)
+    texts = [identify(dataset), identify(val_dataset) if val_dataset else '']
     folder = Path(f'data/{data_name(dataset)}-{kind}-{short_hash(json.dumps([settings, texts]))}')
     if not folder.exists():
         os.makedirs('data', exist_ok=True)
@@ -401,7 +403,7 @@ def data_name(dataset):
     return re.sub(r'[^\w-]', '_', stem)
 
 def identify(dataset):
-    """Returns what tells a text from others: its entry in DATASETS, or the split, path, size and time of each file."""
+    """Returns what identifies a text: its entry in DATASETS, or the split, path, size and time of each file."""
     if dataset in DATASETS:
         return DATASETS[dataset]
     return [[split, os.path.abspath(file), file.stat().st_size, file.stat().st_mtime_ns]
@@ -417,16 +419,15 @@ def make_folder(folder, dataset, tokenizer, settings):
     train, val, left_out = files['train'], files['val'], files['test']
     if val_dataset:
         left_out += val
-        val = [*chain(*find_splits(val_dataset).values())]
+        val = [*find_files(val_dataset).values()]
         held_out = {*map(os.path.realpath, val)}
         train = [file for file in train if os.path.realpath(file) not in held_out]
     parts = {'training': train, 'validation': val, 'left out': left_out}
     found = '; '.join(f'{name}: {some_names(paths)}' for name, paths in parts.items() if paths)
-    source = DATASETS.get(dataset, {}).get('source', dataset)
-    print(f'preparing {source} -> {folder} ({found})')
-
+    print(f'preparing {dataset} -> {folder} ({found})')
     read = partial(split_texts, train, val, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, settings['vocab_size'], join_parts(read('learning tokens')))
+    source = DATASETS.get(dataset, {}).get('source', dataset)
     meta = dict(settings, dataset=dataset, source=source, val_dataset=val_dataset, tokenizer=tokenizer,
                 vocab_size=tok.vocab_size, eot=tok.eot, dtype=np.dtype(tok.dtype).str)
     with new_folder(folder) as new:
@@ -469,9 +470,8 @@ def print_summary(meta, tok):
     """Prints statistics of each split and of the vocabulary."""
     for split in 'train', 'val':
         m = meta[split]
-        documents = max(m['documents'], 1)          # A document counts where it ends
-        print(f'{split:14} | {count(documents, "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} tokens | '
-              f'{m["bytes"] / m["tokens"]:.2f} bytes per token')
+        print(f'{split:14} | {count(max(m["documents"], 1), "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
+              f'tokens | {m["bytes"] / m["tokens"]:.2f} bytes per token')         # A document counts where it ends
     longest = sorted(tok.vocab.values(), key=lambda token: len(token.strip()))[-5:]
     longest = [token[:40].decode(errors='replace') for token in longest]
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
@@ -484,7 +484,7 @@ def read_meta(folder):
             size = (folder / shard['name']).stat().st_size
             if size != shard['tokens'] * np.dtype(meta['dtype']).itemsize:
                 raise ValueError(f'{shard["name"]} has {size:,} bytes, but {shard["tokens"]:,} tokens')
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, LookupError) as e:
         raise UserError(f'cannot train on {folder} ({e}); copy or prepare the folder again')
     return meta
 
