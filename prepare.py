@@ -48,7 +48,7 @@ tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a toke
                             # ordinary text in documents, but single ids in the prompt of sample.py
 vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
 pattern = 'gpt2'            # how bpe and word split text into words: gpt2 or gpt4
-val_fraction = 0.0          # share of the text held out for validation, below 1 (0: the data set's own, or 0.1)
+val_fraction = 0.0          # share held out if no files are for validation, below 1 (0: the data set's own, or 0.1)
 separator = END_OF_TEXT     # text between the documents of a text file (\n: one per line; '': one per file)
 text_field = 'text'         # column with the text in files of rows ('': read these files as text, too)
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
@@ -201,8 +201,8 @@ def opened(path):
     module = COMPRESSIONS.get(path.suffix.lower(), 'io')
     try:
         file = import_module(module).open(path, 'rb')
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(name=module)          # with the name to install
+    except ImportError:
+        raise ModuleNotFoundError(name=module)          # the name to install
     if file.peek(3).startswith(codecs.BOM_UTF8):
         file.read(3)
     return file
@@ -225,7 +225,7 @@ def suffix_of(path):
     return Path(name.stem).suffix if name.suffix in COMPRESSIONS else name.suffix
 
 def has_rows(path):
-    return bool(text_field) and suffix_of(path) in ROWS
+    return text_field and suffix_of(path) in ROWS
 
 def read_rows(path):
     """Yields the texts in the column text_field of a file; null is an empty text. Raises UserError for other rows."""
@@ -240,11 +240,11 @@ def read_rows(path):
             raise UserError(f'row {n} of {path} has no text in {text_field!r} (fields: {fields}); use another '
                             f'--text_field, correct the file')
         except (ValueError, csv.Error) as e:
-            raise UserError(f'cannot read row {n + 1} of {path} ({type(e).__name__}: {e}); correct it')
+            raise UserError(f'cannot read row {n + 1} of {path} ({type(e).__name__}: {e}); correct it in UTF-8')
 
 def json_rows(file):
     """Reads one object per line, or a list of objects."""
-    if file.peek(1).startswith(b'['):
+    if file.peek(99).lstrip().startswith(b'['):
         return json.load(file)
     return map(json.loads, filter(bytes.strip, file))
 
@@ -283,7 +283,7 @@ def join_parts(parts):
     for split, rest in waiting.items():
         yield split, bytes(rest)
 
-FEW = 200       # With fewer documents, the text is split by position
+FEW = 200       # With fewer documents, the text is split by position.
 
 def split_texts(files, val_files, separator, val_fraction, label):
     """Yields (split, part of a document), in order. Without val_files, validation gets val_fraction of the text."""
@@ -437,7 +437,7 @@ def make_folder(folder, dataset, tokenizer, settings):
     print_summary(meta, tok)
 
 def some_names(files):
-    """Returns the number and the first three names: some_names([Path('v/w/x/a.txt')]) -> '1 file (w/x/a.txt)'"""
+    """Returns the number and the first names: some_names([Path('v/w/x/a.txt')]) -> '1 file (w/x/a.txt)'"""
     names = ['/'.join(file.parts[-3:]) for file in files[:3]]
     return f'{count(len(files), "file")} ({", ".join(names)})'
 
@@ -458,8 +458,8 @@ def write_shards(folder, tok, batches):
 
     for split in 'train', 'val':
         tokens, shards = meta[split]['tokens'], []
-        if tokens == 0:
-            raise UserError(f'the {split} split is empty; use more text, other files, or another --val_fraction')
+        if not tokens:
+            raise UserError(f'the {split} split is empty; use more text, rename files (see --help), or --val_fraction')
         for i, start in enumerate(range(0, tokens, shard_tokens)):
             path = folder / f'{split}_{i:03d}.bin'
             shards.append(dict(name=path.name, tokens=min(tokens - start, shard_tokens), sha256=file_sha256(path)))
@@ -485,7 +485,7 @@ def read_meta(folder):
             if size != shard['tokens'] * np.dtype(meta['dtype']).itemsize:
                 raise ValueError(f'{shard["name"]} has {size:,} bytes, but {shard["tokens"]:,} tokens')
     except (OSError, ValueError, LookupError) as e:
-        raise UserError(f'cannot train on {folder} ({e}); copy or prepare the folder again')
+        raise UserError(f'cannot train on {folder} ({e}); remove or copy it again')
     return meta
 
 def read_nanogpt(folder):

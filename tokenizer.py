@@ -1051,11 +1051,11 @@ def load_tokenizer(path):
     tok.eot = next((id for id in known if id < tok.vocab_size), None)
     return tok
 
-def make_tokenizer_json(folder):
-    """Returns how a tokenizer.json gets into the folder of a model, whose tokenizer may have another format."""
+def make_tokenizer_json(folder, data=Path()):
+    """Returns how a tokenizer.json gets into a model's folder. data: that of nanoGPT's input.txt"""
     if any(folder.glob('*.model')) or (folder / 'vocab.json').exists():
         return f'run: pip install transformers sentencepiece protobuf && {conversion("AutoTokenizer", folder)}'
-    characters = command('prepare.py', '--dataset=input.txt', '--tokenizer=char')
+    characters = command('prepare.py', f'--dataset={data}/input.txt', '--tokenizer=char')
     return (f"for GPT-2's ids, run: hf download openai-community/gpt2 tokenizer.json --local-dir={folder}; for "
             f"nanoGPT's characters, run: {characters} && cp data/input-char-*/tokenizer.json {folder}")
 

@@ -681,7 +681,7 @@ def start_files(run, state, options, text):
     for name, before in state['options'].items():
         if options.get(name) != before:
             say(f'since step {step}: {name} {before!r} -> {options.get(name)!r}')
-    note = f'# dataset was prepared from {text}; if it is lost, resume with that as --dataset\n'
+    note = f'# dataset was prepared from {str(text)!r}; if it is lost, resume with that as --dataset\n'
     write(run / 'config.py', CONFIG_HEAD + note + as_file(options))
     state['options'] = options
     say(f'writing | {run}; stop with Ctrl-C; resume with: {resume_command(run)}\n')
@@ -927,7 +927,7 @@ def print_ending(run, final):
     if run.val_data.tok:
         print('sample from it ', command('sample.py', f'--out_dir={folder}'))
     else:
-        print('to sample from it,', make_tokenizer_json(checkpoints(run.folder)[-1]))
+        print('to sample from it,', make_tokenizer_json(checkpoints(run.folder)[-1], run.tok_path.parent))
     longer = [f'--max_iters={2 * run.state["step"]}']
     if max_minutes:
         longer.append(f'--max_minutes={2 * max_minutes:g}')
