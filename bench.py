@@ -42,14 +42,13 @@ import train
 from configurator import Options, UserError, as_file, configure, launch
 from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
                    set_up)
-from tokenizer import PATTERNS, FastEncoder
+from tokenizer import PATTERNS, Tokenizer
 
 # -----------------------------------------------------------------------------
 what = 'train'          # what to do: train (time a training step), sample, ladder, check, resources, formats, toy,
                         # tokenizer, diagnose, curves, compare (variants), scaling (compare, then fit a law)
 steps = 20              # optimizer steps to measure
 warmup_steps = 5        # unmeasured steps before them
-profile = False         # train: also print where the time of a step goes
 samples = 1             # sample: texts generated at once
 new_tokens = 100        # sample: tokens per text
 rounds = 3              # sample, tokenizer: number of measurements, of which the median is printed
@@ -145,29 +144,17 @@ def bench_train():
     train.connect(device)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
 
-    step = make_step(c, device, dtype, compiled)
-    seconds = measure(step, device)
+    seconds = measure(make_step(c, device, dtype, compiled), device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
     print(f'run     | {total:.2g} tokens take about {train.duration(total / rate)}')
     if 'cuda' in device:
-        predicted = memory(c, train.divide_batch(c.block_size, device), dtype).total()
-        most = torch.cuda.max_memory_allocated(device)
-        print(f'memory  | {most / 1e9:.2f} GB at most; predicted with AdamW, not compiled: {predicted / 1e9:.2f}')
+        print(f'memory  | {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB at most')
     achieved = flops * rate / train.WORLD_SIZE
     limit, peak = matmul_flops(device, dtype), peak_flops(device)
     print(f'compute | {achieved / 1e12:.3g} TFLOP/s, {achieved / limit:.1%} of a large matmul ({limit / 1e12:.3g})')
     if peak:
         print(f'MFU     | {achieved / peak:.1%} of the published dense bf16 peak ({peak / 1e12:.3g} TFLOP/s)')
-    if train.WORLD_SIZE > 1:
-        gradients = torch.zeros(model.num_params(), dtype=getattr(torch, dtype), device=device)
-        talk = measure(partial(torch.distributed.all_reduce, gradients), device)
-        print(f'scaling | {train.WORLD_SIZE} processes; adding their gradients takes {talk / seconds:.1%} of the step')
-    if profile:
-        with torch.profiler.profile() as found:
-            step()
-        clock = 'self_device_time_total' if 'cuda' in device else 'self_cpu_time_total'
-        print(found.key_averages().table(clock, row_limit=10))
 
 def matmul_flops(device, dtype):
     """Returns the FLOP/s of a large square matmul."""
@@ -382,7 +369,7 @@ def bench_tokenizer():
     tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
-            ours=lambda: FastEncoder(tok).encode_bytes(text.encode(), []),
+            ours=lambda: Tokenizer(tok.vocab, tok.merges).encode_to_numpy(text),
             ours_again=lambda: tok.encode_to_numpy(text),       # all words are cached now
             tiktoken=lambda: tik.encode_to_numpy(text))
     with tempfile.TemporaryDirectory() as folder:
@@ -473,7 +460,7 @@ class Variant:
     def run(self, seed):
         """Starts or resumes the run in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]      # for other options, other runs
+        mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]      # other options, other runs
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             shared = [f'--{name}={value}' for name, value in train.config.items()]

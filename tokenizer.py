@@ -9,8 +9,8 @@ Byte-pair encoding, first in its plainest form, then as a Tokenizer; and three s
 
 A pattern splits text into words, and a word is a sequence of bytes. Training merges the most frequent pair of neighbors
 into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2). Encoding applies the
-same merges, earliest first. The first section does all of that in fifty lines. The core ends with BPETokenizer. After
-it, Tokenizer computes the same ids faster, and the rest trains on large texts, and reads and writes files.
+same merges, earliest first. The first section does all of that in fifty lines, and BPETokenizer makes it an object.
+The sections after it do the same with arrays, for large texts: splitting, training, encoding. The last one is files.
 """
 import json
 import multiprocessing
@@ -24,6 +24,7 @@ from bisect import insort
 from collections import Counter, defaultdict, deque
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice, product
 from pathlib import Path
 
@@ -33,11 +34,10 @@ import regex
 from configurator import UserError, command, conversion, read_json
 
 END_OF_TEXT = '<|endoftext|>'
-NO_RANK = 2 ** 32 - 1       # the rank of a pair that is never merged
 BYTES = [bytes([b]) for b in range(256)]
+EDGE = -1                   # the id before and after each word
 
-# How text is split into words before any merging. No token crosses a word boundary. Before you add a pattern, read the
-# comment above cut_table.
+# How text is split into words, which no token crosses. Before you add a pattern, read the comment above cut_table.
 PATTERNS = {
     'gpt2': r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+""",
     'gpt4': r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
@@ -96,8 +96,6 @@ def plain_encode(text, merges, pattern='gpt2'):
 def special_pattern(special_tokens, form=str):
     """Returns a pattern that splits str (or bytes) at special tokens, longest first (no tokens: None)."""
     tokens = sorted(special_tokens, key=len, reverse=True)
-    if '' in tokens:
-        raise UserError('a special token cannot be empty; remove it')
     if not tokens:
         return None
     text = '(' + '|'.join(map(re.escape, tokens)) + ')'
@@ -169,15 +167,20 @@ class BaseTokenizer:
     def save(self, path):
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
         with open(path, 'w', encoding='utf-8', newline='\n') as f:
-            json.dump(json_of(self), f, ensure_ascii=False, indent=1)
+            json.dump(self.to_json(), f, ensure_ascii=False, indent=1)
+
+    def to_json(self):
+        """Returns the contents of tokenizer.json."""
+        pre_tokenizer, model, decoder = self.as_json()
+        added = [dict(id=id, content=self.vocab[id].decode(), single_word=False, lstrip=False, rstrip=False,
+                      normalized=False, special=True) for id in sorted(self.special_ids.values())]
+        return dict(version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
+                    pre_tokenizer=pre_tokenizer, post_processor=None, decoder=decoder, model=model)
 
 class BPETokenizer(BaseTokenizer):
     """Byte-level BPE: every text can be encoded, and decode(encode(text)) == text."""
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
-        """
-        Takes vocab and merges as train_bpe returns them, and the name of one of PATTERNS. Special tokens that vocab
-        lacks get the next ids. Raises UserError for an ambiguous vocabulary, KeyError for an incomplete one.
-        """
+        """Takes what train_bpe returns, and a key of PATTERNS. Special tokens that vocab lacks get the next ids."""
         self.pattern_name = pattern
         self.pattern = regex.compile(PATTERNS[pattern])
         self.set_vocab(vocab, special_tokens)
@@ -185,9 +188,11 @@ class BPETokenizer(BaseTokenizer):
         self.byte_ids = [self.id_of[byte] for byte in BYTES]
         self.merged_ids = [self.id_of[a + b] for a, b in self.merges]         # by rank
         self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
-        if {*self.byte_ids, *self.merged_ids} & {*self.special_ids.values()} or len(self.ranks) < len(self.merges):
-            raise UserError('a special token is also an ordinary one, or a merge is listed twice; use one tokenizer\'s '
-                            'files, or new special tokens')
+        made = {*self.byte_ids}
+        for pair, id in zip(self.ranks, self.merged_ids):
+            if id in made or not made.issuperset(pair):
+                raise UserError(f'{self.vocab[id]} is not a new token made of earlier ones; use merges from training')
+            made.add(id)
 
     def encode_ordinary(self, text):
         """Returns the ids of a text as a list. Special tokens in it are treated as text."""
@@ -195,62 +200,39 @@ class BPETokenizer(BaseTokenizer):
 
     def word_ids(self, word):
         """
-        Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank.
-
-        To change this (BPE dropout, say), override it in a subclass of this class or of Tokenizer. If you edit it here,
-        set `fast` to None in Tokenizer, which computes the same ids 30 times as fast, but in other ways. For the
-        training split only, choose the tokenizer in encode_batch of prepare.py.
+        Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank. To
+        change this (BPE dropout, say), override it in a subclass of this class, not of Tokenizer. For the training
+        split only, choose the tokenizer in encode_batch of prepare.py.
         """
         rank_of = self.ranks.get
         ids = [self.byte_ids[b] for b in word.encode()]
-        ranks = [rank_of(pair, NO_RANK) for pair in zip(ids, ids[1:])]
-        while ranks:
-            rank = min(ranks)
-            if rank == NO_RANK:
-                break
-            i = ranks.index(rank)
-            ids[i:i + 2] = [self.merged_ids[rank]]
-            del ranks[i]
-            if i > 0:
-                ranks[i - 1] = rank_of((ids[i - 1], ids[i]), NO_RANK)
-            if i < len(ranks):
-                ranks[i] = rank_of((ids[i], ids[i + 1]), NO_RANK)
-        return ids
+        heap = [(rank, i) for i, rank in enumerate(map(rank_of, zip(ids, ids[1:]))) if rank is not None]
+        heapify(heap)
+        next, previous = [*range(1, len(ids) + 2)], [*range(-1, len(ids))]
+        ids.append(EDGE)            # after the last id, and as ids[-1] before the first
+        while heap:
+            rank, i = heappop(heap)
+            j = next[i]
+            if rank_of((ids[i], ids[j])) != rank:       # one of the two has been merged
+                continue
+            ids[i], ids[j] = self.merged_ids[rank], EDGE
+            k, h = next[j], previous[i]
+            next[i], previous[k] = k, i
+            left, right = rank_of((ids[h], ids[i])), rank_of((ids[i], ids[k]))
+            if left is not None:
+                heappush(heap, (left, h))
+            if right is not None:
+                heappush(heap, (right, i))
+        return [id for id in ids if id != EDGE]
 
     def as_json(self):
         """Returns the parts of tokenizer.json that depend on the tokenizer: pre_tokenizer, model, decoder."""
-        return bpe_as_json(self)
-
-# -----------------------------------------------------------------------------
-# End of the core. The rest is support code: other tokenizers, the fast encoder, training, file formats.
-#
-# a faster BPETokenizer, and byte, word and character tokenizers
-
-class Tokenizer(BPETokenizer):
-    """A BPETokenizer that uses a FastEncoder, except in subclasses and with merges that training could not produce."""
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.fast = FastEncoder(self) if type(self) is Tokenizer and in_order(self) else None
-
-    def encode(self, text):
-        long = self.fast and len(text) > LONG_TEXT
-        return self.encode_to_numpy(text).tolist() if long else super().encode(text)
-
-    def encode_to_numpy(self, text):
-        """Returns encode(text) as an array, which is fastest for a long text."""
-        parts = self.split_special(text)
-        raw = b'\xff'.join([part.encode() for part in parts[::2]])
-        return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
-
-    def encode_ordinary(self, text):
-        return self.fast.encode(text) if self.fast else super().encode_ordinary(text)
-
-    def encode_bytes(self, raw, special=()):
-        return self.fast.encode_bytes(raw, special) if self.fast else super().encode_bytes(raw, special)
-
-def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
-    """Returns a Tokenizer with the 256 bytes and no merges."""
-    return Tokenizer(dict(enumerate(BYTES)), [], special_tokens)
+        names = {token: printable(token) for _, token in sorted(self.vocab.items())}
+        names |= {token.encode(): token for token in self.special_ids}
+        vocab = {name: self.id_of[token] for token, name in names.items()}
+        merges = [f'{names[a]} {names[b]}' for a, b in self.merges]         # a space is printed as Ġ
+        model = dict(type='BPE', vocab=vocab, merges=merges)
+        return cut_like(self.pattern_name), model, byte_level(self.pattern_name == 'gpt2')
 
 class WordTokenizer(BPETokenizer):
     """Has no merges, but a token for each byte and for some whole words. Bytes spell the other words."""
@@ -259,7 +241,7 @@ class WordTokenizer(BPETokenizer):
         return super().word_ids(word) if id is None else [id]
 
     def as_json(self):
-        pre_tokenizer, model, decoder = bpe_as_json(self)
+        pre_tokenizer, model, decoder = super().as_json()
         return pre_tokenizer, dict(model, ignore_merges=True), decoder
 
 class CharTokenizer(BaseTokenizer):
@@ -286,15 +268,11 @@ BLOCK = 1 << 21     # bytes per item of work for a process
 STREAM = 1 << 16    # bytes of a stream that are encoded at once
 SMALL = 2           # up to this many blocks, starting processes takes longer than it saves
 
-# Every pattern ends a word between a letter or digit and any other character, except bytes that are not decoded (Cs).
-# (?r) searches from the right.
+# All patterns end a word between a letter or digit and another character that is decoded. (?r) searches from the right.
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}\p{Cs}])')
 
 def blocks(chunks, size, special_tokens=()):
-    """
-    Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes or more, cut where no token can cross. The last
-    block may be smaller, or empty.
-    """
+    """Joins UTF-8 chunks, cut anywhere, into blocks of `size` bytes or more, cut where no token can cross."""
     special = special_pattern(special_tokens, bytes)
     longest = max(map(len, map(str.encode, special_tokens)), default=1)
     rest, wanted = bytearray(), size
@@ -343,10 +321,7 @@ def read_blocks(file, path, special_tokens):
 START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
 
 def parallel_map(function, items, workers):
-    """
-    Computes map(function, items) in order, in other processes if there are over SMALL items. Only a few items are
-    in memory at a time.
-    """
+    """Computes map(function, items) in order, in other processes if there are over SMALL items, a few at a time."""
     items = iter(items)
     first = list(islice(items, SMALL + 1))
     items = chain(first, items)
@@ -396,8 +371,8 @@ def default_workers():
 # [say "it's"] becomes [say] [ "] [it] ['s] ["]. Only distinct pieces that may be several words (such as ['so], because
 # ['s] is a word) go to the pattern.
 
-# Classes of characters. From UNSURE on, they have MEMBERS, and a later class takes members from an earlier one. UNSURE
-# is white space beyond ASCII; the others are blanks, the space, line ends, letters, digits and the apostrophe.
+# Classes of characters. From UNSURE (white space beyond ASCII) on, they have MEMBERS; a later class takes them from an
+# earlier one.
 SEPARATOR, OTHER, UNSURE = range(3)
 MEMBERS = r'\s+', r'[\t-\r]+', ' ', r'[\r\n]+', r'\p{L}+', r'\p{N}+', "'"
 
@@ -417,16 +392,16 @@ def class_tables():
 EXAMPLES = "slx 7!\t\n'\u3000"      # of every class but SEPARATOR
 BETWEEN, BEFORE = 1, 2              # where to cut: between two neighbors, before the first of them
 
-# Add a pattern to PATTERNS, and its name for GGUF to add_tokens in model.py. The functions here rely on properties that
-# the patterns share: runs of a class are a unit (cut_table), letters in a row, with or without a space before them, are
-# one word (split_pieces), and words end at SAFE_CUT. The tests try every pattern.
+# A new pattern needs a row in PATTERNS and a name for GGUF in add_tokens of sample.py. The functions here rely on this:
+# runs of a class are a unit (cut_table), letters in a row, with or without a space before them, are one word
+# (split_pieces), and words end at SAFE_CUT. The tests try every pattern.
 
 @cache
 def cut_table(pattern):
     """
     Returns a table for bytes.translate: entry 16 a + b says where the pattern always cuts around neighbors of classes a
     and b, as a sum of BETWEEN and BEFORE (the last of several spaces belongs to the word after them). It is found by
-    running the pattern on all texts of three EXAMPLES. Longer ones add nothing, because runs of a class are a unit.
+    running the pattern on all texts of three EXAMPLES.
     """
     of_char, _ = class_tables()
     table = np.full((16, 16), BETWEEN + BEFORE, np.uint8)
@@ -530,9 +505,8 @@ PADDING = np.frombuffer(PADDING, '<u8').reshape(17, 2)
 
 class Pieces:
     """
-    Numbers the distinct pieces of texts. `all` lists them by number; 0 is none and 1 the separator 0xff. The key of a
-    piece of up to 15 bytes is the piece padded with 0xff. That of a longer one is its number in the dict `long` and
-    eight of its bytes, none of them 0xff.
+    Numbers the distinct pieces of texts. `all` lists them by number; 0 is none and 1 the separator 0xff. A piece of up
+    to 15 bytes, padded with 0xff, is its own key. A longer one has its number in `long`, then eight of its bytes.
     """
     def __init__(self, pattern):
         self.pattern = pattern
@@ -607,12 +581,9 @@ def add_counts(counted, pattern):
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
     """
-    Trains byte-level BPE on a text file. Returns (vocab, merges).
-
-    vocab is {id: bytes}: the 256 bytes, a token per merge, then the special tokens; fewer than vocab_size if the text
-    runs out of pairs. merges is [(bytes, bytes)] in order: the most frequent pair first; ties go to the greater pair.
-    No merge crosses a special token. `workers` (processes, one per core by default) do not change the result. Memory
-    grows with the number of distinct words. Raises UserError for a small vocab_size, or text that is not UTF-8.
+    Trains byte-level BPE on a text file. Returns (vocab, merges). vocab is {id: bytes}: the 256 bytes, a token per
+    merge (fewer if the text runs out of pairs), then the special tokens, which no merge crosses. merges is [(bytes,
+    bytes)] in order: the most frequent pair first; ties go to the greater pair. Raises UserError.
     """
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
@@ -636,16 +607,12 @@ def merge_words(counts, vocab_size, special_tokens=()):
     return dict(enumerate(tokens)), state.merges
 
 def every_other(at, length):
-    """
-    Returns where to merge pairs of equal tokens of this length, which overlap in aaaa. at: where the pairs begin,
-    sorted. every_other([3, 4, 5, 9], 1) -> [3, 5, 9]
-    """
+    """Returns where to merge pairs of equal tokens, which overlap in aaaa: every_other([3, 4, 5, 9], 1) -> [3, 5, 9]"""
     index = np.arange(len(at))
     new_run = np.diff(at, prepend=0) != length
     start = np.maximum.accumulate(index * new_run)      # index of the first pair in the run of each
     return at[(index - start) % 2 == 0]
 
-EDGE = -1               # the id before and after each word
 LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
 
 def group_pairs(a, b, weight):
@@ -663,12 +630,11 @@ class Merging:
     twenty pairs are merged at once, which is five times as fast as one at a time.
 
     Words are stored end to end, with a place for each byte and an EDGE around each word. A token is stored at the place
-    of its first byte: its id in `ids`, the places of its neighbors in `next` and `previous`. With th merged, the word
-    `the` is 256 _ 101, where _ is never read. A pair gets a list of its places when the younger of its tokens is made;
-    the list's position in `places` is the pair's number. Other merges may invalidate its entries: pair_at[place] is the
-    number of the pair that begins there now (0: none), and count[number] is always up to date. The pool holds a sorted
-    (count, bytes, bytes, number) for each pair with a count >= `floor`; the last is merged next. A count in it may
-    be too high, and is corrected when the pair comes up.
+    of its first byte: its id in `ids`, the places of its neighbors in `next` and `previous`. A pair gets a list of its
+    places when the younger of its tokens is made; the list's position in `places` is the pair's number. Other merges
+    may invalidate its entries: pair_at[place] is the number of the pair that begins there now (0: none), and
+    count[number] is always up to date. The pool holds a sorted (count, bytes, bytes, number) for each pair with a count
+    >= `floor`; a count in it may be too high until it comes up.
     """
     def __init__(self, counts, max_tokens):
         self.merges = []
@@ -682,10 +648,10 @@ class Merging:
         self.previous = self.next - 2
         self.weight = np.repeat([0, *counts.values()], np.diff(edges, prepend=-1))
 
-        # A merge at a place removes a token and adds at most two pairs, so this is room for all.
+        # A merge at a place removes a token and adds at most two pairs, so 3 n is room for all. A pair's row in the
+        # last three: a << 32 | b, its number of places, its frequency.
         self.num_places = 1
-        self.places = np.zeros(3 * n, np.int32)             # of all pairs, pair by pair
-        # for each pair: a << 32 | b, its number of places, its frequency
+        self.places = np.zeros(3 * n, np.int32)
         self.pair_ids, self.size, self.count = np.zeros((3, 3 * n), int)
         self.pair_at = np.zeros(n, np.int32)
         self.pool = []
@@ -714,18 +680,15 @@ class Merging:
         return [(count, self.vocab[pair >> 32], self.vocab[pair & LOW], n) for count, pair, n in rows]
 
     def refill(self):
-        """
-        Fills the empty pool with the pairs that count at least half as much as the best one. With a lower floor, most
-        new pairs would enter the pool.
-        """
+        """Fills the empty pool with the pairs that count at least half as much as the best one."""
         count = self.count[:self.num_places]
         self.floor = max(1, count.max() // 2)
         self.pool = sorted(self.entries(np.flatnonzero(count >= self.floor)))
 
     def next_batch(self):
         """
-        Takes the best pairs from the pool ([] at the end), until one begins with a token that another ends with,
-        or the reverse. So no merge changes the count of another.
+        Takes the best pairs from the pool, until one begins with a token that another ends with, or the reverse. So no
+        merge changes the count of another.
         """
         batch, firsts, seconds = [], set(), set()
         while len(batch) < self.max_tokens - len(self.vocab):
@@ -747,18 +710,14 @@ class Merging:
                 seconds.add(y)
         return batch
 
-    def places_of(self, x, y, number):
-        """Returns the places where to merge a pair."""
-        at = self.places[number:number + self.size[number]]
-        at = at[self.pair_at[at] == number]
-        if x == y:
-            at = every_other(np.sort(at), len(x))
-        return at
-
     def merge(self, batch):
         """Merges the pairs of a batch, up to the first that is overtaken."""
         old = len(self.vocab)
-        places = [self.places_of(*entry[1:]) for entry in batch]
+        places = []
+        for _, x, y, number in batch:
+            at = self.places[number:number + self.size[number]]
+            at = at[self.pair_at[at] == number]
+            places.append(every_other(np.sort(at), len(x)) if x == y else at)
         at = np.concatenate(places)
         new = np.repeat(np.arange(old, old + len(batch)), [*map(len, places)])
         # No other pair makes the same token, because its bytes were merged alike everywhere.
@@ -785,8 +744,7 @@ class Merging:
     def overtaken(self, batch, at, new):
         """
         Returns how many pairs of the batch come before every pair that an earlier one makes (its new token with a
-        neighbor). The right neighbor may be merged in this batch, too: (ab, c) is counted for (ab, cd), which is no
-        more frequent and sorts just above (ab, c). No pair of the batch is between them, because ab is new.
+        neighbor). The right neighbor may be merged, too: (ab, c) is counted for (ab, cd), which sorts just above it.
         """
         left = self.ids[self.previous[at]]
         right = self.ids[self.next[self.next[at]]]
@@ -805,12 +763,12 @@ class Merging:
 # -----------------------------------------------------------------------------
 # encoding and decoding with arrays
 
-LONG_WORD = 500         # a word of more characters is faster with arrays
 LONG_TEXT = 3000        # a text of more characters is faster with arrays (150 us at this length)
+LONG_PIECE = 128        # a piece of more bytes is faster alone
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
-GONE = -2               # in place of an id where a token goes on
 BATCH = 1 << 14         # arrays joined at once, so that they stay in the processor's cache
+NO_RANK = 2 ** 32 - 1   # the rank of a pair that is never merged
 
 class Ragged:
     """Short arrays of one dtype. flat: all of them end to end; size: the length of each."""
@@ -832,73 +790,72 @@ class Ragged:
 
 class WordIds(dict):
     """The ids of words, computed when they are first needed, for a limited number of words."""
-    def __init__(self, tok, fast):
-        self.tok, self.fast = tok, fast
+    def __init__(self, word_ids):
+        self.word_ids = word_ids
 
     def __missing__(self, word):
         if len(self) >= MAX_WORDS:
             self.clear()
-        if len(word) > LONG_WORD:
-            return self.setdefault(word, self.fast.ids_of_pieces([word.encode()])[0].tolist())
-        return self.setdefault(word, self.tok.word_ids(word))
-
-def in_order(tok):
-    """Returns whether each token is made by one merge, of bytes or tokens made before, as in training."""
-    known = {*tok.byte_ids}
-    for pair, id in zip(tok.ranks, tok.merged_ids):
-        if id in known or not known.issuperset(pair):
-            return False
-        known.add(id)
-    return True
+        return self.setdefault(word, self.word_ids(word))
 
 def ascii_form(pattern):
     """Returns the pattern for ASCII text in the syntax of `re`, which is twice as fast as regex."""
     pattern = re.sub(r'\\p{L}(?=[^\[]*\])', 'A-Za-z', pattern)         # in brackets
     return '(?a)' + pattern.replace(r'\p{L}', '[A-Za-z]').replace(r'\p{N}', r'\d')
 
-class FastEncoder:
+class Tokenizer(BPETokenizer):
     """
-    Computes a Tokenizer's ids in one of two ways. A short text is split in Python, and WordIds has the ids of words: 20
-    characters take 2 us, and a new word 6. Arrays take 45 us and 450 us for these, but only a third of the time for a
-    million characters. A table then has the ids of all Pieces seen before, and new pieces are merged together.
+    Computes a BPETokenizer's ids in one of two ways. A short text is split in Python, and WordIds has the ids of words.
+    For a long one, a table has the ids of all Pieces seen before, and new pieces are merged together. Arrays take 45 us
+    for 20 characters instead of 2, but a third of the time for a million.
     """
-    def __init__(self, tok):
-        self.find_words = tok.pattern.findall
-        self.find_ascii = re.compile(ascii_form(tok.pattern.pattern)).findall
-        self.words = WordIds(tok, self)
-        self.pattern = tok.pattern_name
-        self.dtype = tok.dtype
-        self.separator = tok.byte_ids[0xff]
-        self.byte_ids = np.array(tok.byte_ids[:0xfe] + [EDGE, EDGE], np.int32)
-        self.merged_ids = np.array(tok.merged_ids, np.int32)
-        self.pairs = Index()        # of ids; the number of each is its rank + 1
-        self.pairs.add(np.array([*tok.ranks], np.uint64).reshape(-1, 2))
-        self.byte_ranks = self.ranks_of(np.repeat(self.byte_ids, 256), np.tile(self.byte_ids, 256)).reshape(256, 256)
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.find_words = self.pattern.findall
+        self.find_ascii = re.compile(ascii_form(self.pattern.pattern)).findall
+        self.words = WordIds(self.word_ids)
         self.tables = []
+        self.byte_array = np.array(self.byte_ids[:0xfe] + [EDGE, EDGE], np.int32)
+        self.merged_array = np.array(self.merged_ids, np.int32)
+        self.pairs = Index()        # of ids; the number of each is its rank + 1
+        self.pairs.add(np.array([*self.ranks], np.uint64).reshape(-1, 2))
+        first, second = np.repeat(self.byte_array, 256), np.tile(self.byte_array, 256)
+        self.byte_ranks = self.ranks_of(first, second).reshape(256, 256)
+
+    def __init_subclass__(cls):
+        raise TypeError('make a subclass of BPETokenizer instead, because this class does not call word_ids every time')
 
     def encode(self, text):
-        """Returns the ids of ordinary text as a list."""
+        return self.encode_to_numpy(text).tolist() if len(text) > LONG_TEXT else super().encode(text)
+
+    def encode_to_numpy(self, text):
+        """Returns encode(text) as an array, which is fastest for a long text."""
+        parts = self.split_special(text)
+        raw = b'\xff'.join([part.encode() for part in parts[::2]])
+        return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
+
+    def encode_ordinary(self, text):
         if len(text) > LONG_TEXT:
-            return self.encode_bytes(text.encode(), []).tolist()
+            return self.encode_bytes(text.encode()).tolist()
         find = self.find_ascii if text.isascii() else self.find_words
         return [*chain.from_iterable(map(self.words.__getitem__, find(text)))]
 
-    def encode_bytes(self, raw, special):
-        """Returns the ids of UTF-8 bytes as an array, where each byte 0xff becomes the next id of `special`."""
+    def encode_bytes(self, raw, special=()):
+        separator = self.byte_ids[0xff]         # no text has its id
         try:            # a table in use is not in the list, so another thread makes its own
             pieces, table = self.tables.pop()
         except IndexError:
-            pieces = Pieces(self.pattern)
-            table = Ragged(np.array([self.separator], self.dtype), [0, 1])      # of the pieces b'' and 0xff
+            pieces = Pieces(self.pattern_name)
+            table = Ragged(np.array([separator], self.dtype), [0, 1])       # of the pieces b'' and 0xff
         numbers = pieces.read(raw)
         new = pieces.all[len(table.size):]
         if new:
-            flat, size = self.ids_of_pieces([*split_pieces(new, self.pattern)])
+            flat, size = self.ids_of_pieces([*split_pieces(new, self.pattern_name)])
             table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
         if len(table.flat) < MAX_IDS:
             self.tables.append((pieces, table))
         ids = table.join(numbers)
-        ids[ids == self.separator] = special        # no text has the id of the byte 0xff
+        ids[ids == separator] = special
         return ids
 
     def ranks_of(self, a, b):
@@ -906,51 +863,15 @@ class FastEncoder:
         number = self.pairs.find(np.stack([a, b], 1).astype(np.uint64))
         return number.view(np.uint32) - 1        # 0 (missing) becomes NO_RANK
 
-    def ids_of_pieces(self, pieces, most=32):
+    def ids_of_pieces(self, pieces):
         """
-        Returns the ids of many pieces end to end, and the number of ids of each. A piece has a byte 0xfe between words.
-        Pieces of more than `most` bytes are cut, because merge takes a round for each of their merges.
+        Returns the ids of pieces (with a byte 0xfe between words) end to end, and the number of ids of each. A round
+        merges the pair of lowest rank in each short piece, wherever it occurs. `at` has the places that are left,
+        `rank` the rank of the pair that begins at each, and `owner` the number of its piece.
         """
-        long = {i: piece for i, piece in enumerate(pieces) if len(piece) > most}
-        ids, owner = self.merge([piece if len(piece) <= most else b'' for piece in pieces])
-        ids, owner = ids[ids >= 0], owner[ids >= 0]
-        if long:
-            more, more_owner = self.ids_of_long(long, most // 2)
-            owner = np.append(owner, more_owner)
-            ids = np.append(ids, more)[np.argsort(owner, kind='stable')]
-        return ids.astype(self.dtype), np.bincount(owner, minlength=len(pieces))
-
-    def ids_of_long(self, pieces, half):
-        """
-        Returns the ids of {number: piece}, and the number of the piece of each. Cuts the pieces into rows of `half`
-        bytes, and merges each row together with the next. So each row is in two parts. At the first token that both
-        have there, the second takes over. The ids are right because BPE of any two neighbors' bytes gives these two,
-        and the first merge across a border of tokens would also occur in these two alone. If two parts have no token in
-        common, all rows get longer.
-        """
-        size = [len(piece) // half + 1 for piece in pieces.values()]
-        rows = [piece.ljust(half * n, b'\xfe') for piece, n in zip(pieces.values(), size)]
-        raw = b'\xfe' * half + b''.join(rows) + b'\xfe' * half
-        ids, _ = self.merge([raw[i:i + 2 * half] for i in range(0, len(raw) - half, half)])
-        ids = ids.reshape(-1, 2 * half + 1)
-        first, second = ids[:-1, half:-1], ids[1:, :half]           # of each row, in both of its parts
-        common = (first == second) & (first != GONE)
-        after = np.logical_or.accumulate(common, axis=1)
-        if not after[:, -1].all():
-            return self.ids_of_long(pieces, 2 * half)
-        ids = np.where(after, second, first)
-        row, _ = np.nonzero(ids >= 0)
-        return ids[ids >= 0], np.repeat([*pieces], size)[row]
-
-    def merge(self, pieces):
-        """
-        Merges pieces without cutting, in a quarter of the time that Tokenizer.word_ids takes. Returns an array with the
-        id of each token at the place of its first byte, GONE at its other places, and an EDGE after each word and
-        piece; and the number of the piece at each place. A round merges the pair of lowest rank in each piece; pieces
-        without one are done. `at` has the places that are left, and `rank` the rank of the pair that begins at each.
-        """
-        raw = np.frombuffer(b'\xff'.join([*pieces, b'']), np.uint8)
-        ids = self.byte_ids[raw]
+        short = [piece if len(piece) <= LONG_PIECE else b'' for piece in pieces]
+        raw = np.frombuffer(b'\xff'.join([*short, b'']), np.uint8)
+        ids = self.byte_array[raw]
         rank = self.byte_ranks[raw, np.roll(raw, -1)]
         owner = np.cumsum(raw == 0xff) - (raw == 0xff)
         at = np.arange(len(raw))
@@ -959,18 +880,31 @@ class FastEncoder:
             lowest = np.full(len(pieces), NO_RANK, np.uint32)
             np.minimum.at(lowest, piece, rank)
             lowest = lowest[piece]
-            going = lowest < NO_RANK
+            going = lowest < NO_RANK            # the other pieces are done
             first = every_other(np.flatnonzero(going & (rank == lowest)), 1)
             if not len(first):
-                return ids, owner
-            ids[at[first]] = self.merged_ids[rank[first]]
-            ids[at[first + 1]] = GONE
+                break
+            ids[at[first]] = self.merged_array[rank[first]]
+            ids[at[first + 1]] = EDGE
             going[first + 1] = False
             left = np.flatnonzero(going)
             at, rank = at[left], rank[left]
             first = np.cumsum(going)[first] - 1         # where the new ids are now
             near = np.append(first - 1, first)
             rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])        # NO_RANK next to an EDGE
+
+        ids, owner = ids[ids != EDGE], owner[ids != EDGE]
+        long = [(i, id) for i, piece in enumerate(pieces) if len(piece) > LONG_PIECE
+                for word in piece.split(b'\xfe') for id in self.word_ids(word.decode())]
+        if long:
+            more_owner, more = np.array(long).T
+            ids = np.insert(ids, np.searchsorted(owner, more_owner), more)
+            owner = np.append(owner, more_owner)
+        return ids.astype(self.dtype), np.bincount(owner, minlength=len(pieces))
+
+def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
+    """Returns a Tokenizer with the 256 bytes and no merges."""
+    return Tokenizer(dict(enumerate(BYTES)), [], special_tokens)
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
@@ -995,31 +929,17 @@ def printable(token):
     """printable(b' a') -> 'Ġa'"""
     return token.decode('latin-1').translate(TO_CHAR)
 
-TO_BYTE = {printable(byte): b for b, byte in enumerate(BYTES)}
+TO_BYTE = {ord(printable(byte)): b for b, byte in enumerate(BYTES)}
 
 def from_printable(token):
-    return bytes(TO_BYTE[c] for c in token)
-
-def bpe_as_json(tok):
-    special = set(tok.special_ids.values())
-    vocab = {token.decode() if id in special else printable(token): id for id, token in sorted(tok.vocab.items())}
-    merges = [f'{printable(a)} {printable(b)}' for a, b in tok.merges]      # a space is printed as Ġ
-    model = dict(type='BPE', vocab=vocab, merges=merges)
-    return cut_like(tok.pattern_name), model, byte_level(tok.pattern_name == 'gpt2')
-
-def json_of(tok):
-    pre_tokenizer, model, decoder = tok.as_json()
-    added = [dict(id=id, content=tok.vocab[id].decode(), single_word=False, lstrip=False, rstrip=False,
-                  normalized=False, special=True) for id in sorted(tok.special_ids.values())]
-    return dict(version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
-                pre_tokenizer=pre_tokenizer, post_processor=None, decoder=decoder, model=model)
+    return token.translate(TO_BYTE).encode('latin-1')
 
 ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # tokens with which known models end a document
 
 def find_ends(folder, eot=None):
     """
-    Returns the ids that end a text of the model in a folder: eot, which ends its documents, then those in config.json
-    and generation_config.json, which may also end a turn of a chat. In a data folder, meta.json has one.
+    Returns the ids that end a text of the model in a folder: eot, which ends its documents, then those in its files,
+    which may also end a turn of a chat. In a data folder, meta.json has one.
     """
     ends = [eot]
     for name in 'config.json', 'generation_config.json', 'meta.json':
@@ -1030,25 +950,19 @@ def find_ends(folder, eot=None):
     return [id for id in dict.fromkeys(ends) if isinstance(id, int) and id >= 0]         # some files have -1 for none
 
 def load_tokenizer(path):
-    """
-    Loads our own tokenizer.json, or one from Hugging Face with its ids. If none of its tokens is in ENDS, eot is the
-    first end in the files next to it. Raises UserError.
-    """
+    """Loads our own tokenizer.json, or one from Hugging Face with its ids. Also takes its folder. Raises UserError."""
     path = Path(path)
-    if path.suffix == '.model' or not path.exists():
+    if path.is_dir():
+        path = path / 'tokenizer.json'
+    if path.suffix != '.json' or not path.exists():
         raise UserError(f'{path} is missing or has another format; {make_tokenizer_json(path.parent)}')
-    data = read_json(path)
     try:
-        tok = read_tokenizer(data) or ForeignTokenizer(path)
+        tok = read_ours(read_json(path)) or ForeignTokenizer(path)
     except Exception as e:      # tokenizers raises plain Exceptions
-        raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); use one '
-                        f'from prepare.py, byte-level BPE with the pattern of GPT-2 or GPT-4, or, after `pip install '
-                        f'tokenizers`, that of most language models')
-    settings = path.with_name('tokenizer_config.json')
-    end = read_json(settings).get('eos_token') if settings.exists() else None
-    names = [*ENDS, end.get('content') if isinstance(end, dict) else end]
-    known = [tok.special_ids[token] for token in names if token in tok.special_ids] + find_ends(path.parent)
-    tok.eot = next((id for id in known if id < tok.vocab_size), None)
+        raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); use one from '
+                        f'prepare.py, or, after `pip install tokenizers`, that of most language models')
+    ends = [tok.special_ids[token] for token in ENDS if token in tok.special_ids]
+    tok.eot = next(iter(ends + find_ends(path.parent)), None)
     return tok
 
 def make_tokenizer_json(folder, data=Path()):
@@ -1059,63 +973,46 @@ def make_tokenizer_json(folder, data=Path()):
     return (f"for GPT-2's ids, run: hf download openai-community/gpt2 tokenizer.json --local-dir={folder}; for "
             f"nanoGPT's characters, run: {characters} && cp data/input-char-*/tokenizer.json {folder}")
 
-# settings that are supported here or change no id
-KNOWN = """version truncation padding added_tokens pre_tokenizer decoder model post_processor type vocab merges
-    unk_token fuse_unk ignore_merges add_prefix_space trim_offsets use_regex id content normalized special""".split()
+# Settings that have no effect on our ids
+NO_EFFECT = 'version', 'truncation', 'padding', 'decoder', 'normalized', 'unk_token', 'fuse_unk'
 
-def read_tokenizer(data):
-    """Returns the tokenizer in a tokenizer.json, None if it needs more than ours do. Raises an error for nonsense."""
-    model, post_processor = data['model'], data.get('post_processor') or {}
-    if post_processor.get('special_tokens') == {}:      # a template that adds no token
-        post_processor = {}
-    for part in data, model, post_processor, *data['added_tokens']:
-        if any(value and key not in KNOWN for key, value in part.items()):
-            return None
-    if not all(token['special'] for token in data['added_tokens']):         # others match in ordinary text, too
+def essence(part):
+    """Returns a part of tokenizer.json without empty settings and those in NO_EFFECT."""
+    if isinstance(part, dict):
+        kept = {name: value for name, value in part.items() if value and name not in NO_EFFECT}
+        return {name: value if name in ('vocab', 'merges') else essence(value) for name, value in kept.items()}
+    return [essence(item) for item in part] if isinstance(part, list) else part
+
+def read_ours(data):
+    """Returns our tokenizer that would write this tokenizer.json (but for its spelling), None if there is none."""
+    model, pre_tokenizer = data['model'], data['pre_tokenizer']
+    try:
+        special = {token['content']: token['id'] for token in data['added_tokens']}
+        vocab = model['vocab'] = special | model['vocab']
+        pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges', [])]
+        model.update(type=model.get('type', 'BPE'), merges=[' '.join(pair) for pair in pairs])
+        if pre_tokenizer['type'] == 'ByteLevel':
+            pre_tokenizer.setdefault('use_regex', True)         # GPT-2's file leaves it out
+        if data.get('post_processor') and data['post_processor']['type'] == 'ByteLevel':
+            del data['post_processor']                          # it changes no id
+        if model['type'] == 'WordLevel':
+            tok = CharTokenizer(sorted(vocab, key=vocab.get), special)
+        else:
+            [pattern] = [name for name in PATTERNS if cut_like(name) == pre_tokenizer]
+            tokens = {token: token.encode() if token in special else from_printable(token) for token in vocab}
+            merges = [(tokens[a], tokens[b]) for a, b in pairs]
+            kind = WordTokenizer if model.get('ignore_merges') else Tokenizer
+            tok = kind({id: tokens[token] for token, id in vocab.items()}, merges, special, pattern)
+    except (LookupError, TypeError, ValueError, UserError):         # it has what ours never have
         return None
-    special = {token['content']: token['id'] for token in data['added_tokens']}
-
-    read = dict(BPE=read_bpe, WordLevel=read_characters).get(model.get('type', 'BPE'))
-    tok = read and read(data, special)
-    return tok if tok and tok.special_ids == special else None
-
-def read_bpe(data, special):
-    """
-    Returns the Tokenizer or WordTokenizer in a tokenizer.json, None if its pattern is not known, if it lacks a byte, or
-    if it has both whole words and merges.
-    """
-    model, pattern = data['model'], find_pattern(data['pre_tokenizer'])
-    whole_words = model.get('ignore_merges', False)
-    if not pattern or not TO_BYTE.keys() <= model['vocab'].keys() or whole_words and model['merges']:
-        return None
-    vocab = special | model['vocab']
-    vocab = {id: token.encode() if token in special else from_printable(token) for token, id in vocab.items()}
-    pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model['merges']]
-    merges = [(from_printable(a), from_printable(b)) for a, b in pairs]
-    return (WordTokenizer if whole_words else Tokenizer)(vocab, merges, [*special], pattern)
-
-def read_characters(data, special):
-    """Returns the CharTokenizer in a tokenizer.json, None if it has another one."""
-    vocab = data['model']['vocab']
-    tok = CharTokenizer(sorted(vocab, key=vocab.get), special)
-    return tok if tok.as_json()[:2] == (data['pre_tokenizer'], data['model']) else None
-
-def find_pattern(pre_tokenizer):
-    """Returns the name of the pattern that a pre_tokenizer (changed here) has, None for another one."""
-    for part in pre_tokenizer.get('pretokenizers', [pre_tokenizer]):
-        if part['type'] == 'ByteLevel':
-            part.setdefault('use_regex', True)
-            part['trim_offsets'] = True         # changes no id
-    for name in PATTERNS:
-        if pre_tokenizer == cut_like(name):
-            return name
+    return tok if essence(tok.to_json()) == essence(data) else None
 
 PROBE = "It's 12  cafés,\n\tin 北京 😀"
 
 class ForeignTokenizer(BaseTokenizer):
     """
-    Wraps `tokenizers` for a tokenizer.json with another pattern or spelling (SmolLM's, Qwen's, Llama's). Its normalizer
-    may change a text (Qwen's composes é). Raises the package's errors, and ValueError if PROBE does not come back.
+    Wraps `tokenizers` for other patterns and spellings (SmolLM's, Qwen's, Llama's). Its normalizer may change a text.
+    Raises the package's errors, and ValueError if PROBE does not come back.
     """
     def __init__(self, path):
         from tokenizers import Tokenizer as Theirs
