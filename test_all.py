@@ -68,6 +68,7 @@ from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Token
                        train_bpe)
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # expected results are for the CPU
+os.environ.setdefault('OMP_NUM_THREADS', '1')           # also for the children of bench.py
 torch.backends.mps.is_available = cache(lambda: False)       # torch 2.14 reads __wrapped__, which a lambda lacks
 torch.set_num_threads(1)                    # these models are too small for more
 
