@@ -43,7 +43,7 @@ from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, W
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
-val_dataset = ''            # a path or pattern of text, all of which is for validation ('': part of dataset)
+val_dataset = ''            # path or pattern of the validation text, whatever its names say ('': part of dataset)
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens are
                             # ordinary text in documents, but single ids in the prompt of sample.py
 vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
@@ -132,7 +132,7 @@ def find_files(path):
     if wanted.endswith('**'):           # Before Python 3.13, this would match only folders
         wanted += '/*'
     files = {}
-    with suppress(ValueError):          # for '' or '**.txt', say
+    with suppress(ValueError):          # '' and '**.txt' are not patterns
         for file in sorted(Path(root).glob(wanted)):
             name = file.relative_to(root).as_posix()
             if not file.is_dir() and not SKIPPED.search(name):
@@ -240,7 +240,7 @@ def read_rows(path):
             raise UserError(f'row {n} of {path} has no text in {text_field!r} (fields: {fields}); use another '
                             f'--text_field, correct the file')
         except (ValueError, csv.Error) as e:
-            raise UserError(f'cannot read row {n + 1} of {path} ({type(e).__name__}: {e}); correct it in UTF-8')
+            raise UserError(f'cannot read row {n + 1} of {path} ({type(e).__name__}: {e}); correct it (as UTF-8)')
 
 def json_rows(file):
     """Reads one object per line, or a list of objects."""
@@ -254,7 +254,7 @@ def csv_rows(file, delimiter=','):
     lines = io.TextIOWrapper(file, 'utf-8', newline='')
     for row in csv.DictReader(lines, delimiter=delimiter, strict=True):
         if None in (*row, *row.values()):       # An unquoted text would end at a comma
-            raise csv.Error('it has not as many fields as the header; put texts in quotes')
+            raise csv.Error('it does not have as many fields as the header; put texts in quotes')
         if delimiter == '\t' and any('\t' in text and '\n' in text for text in row.values()):
             raise csv.Error('a quote joins rows; double it, and put its text in quotes')
         yield row
@@ -485,7 +485,7 @@ def read_meta(folder):
             if size != shard['tokens'] * np.dtype(meta['dtype']).itemsize:
                 raise ValueError(f'{shard["name"]} has {size:,} bytes, but {shard["tokens"]:,} tokens')
     except (OSError, ValueError, LookupError) as e:
-        raise UserError(f'cannot train on {folder} ({e}); remove or copy it again')
+        raise UserError(f'cannot train on {folder} ({e}); copy it again, or if prepare.py made it, remove it')
     return meta
 
 def read_nanogpt(folder):

@@ -668,7 +668,7 @@ if Path(__file__).name == 'config.py':
 def start_files(run, state, options, text):
     """
     Writes config.py, drops log entries and sets aside checkpoints after this step, and prints changed options. text:
-    what the tokens were made from
+    the text that was prepared
     """
     step = state['step']
     for unfinished in run.glob('.step_*.partial'):
@@ -1054,7 +1054,7 @@ def train(run):
 
         printing = step % log_interval == 0 or step in (1, max_iters)
         if printing:            # waits for the device
-            means = {name: float(sum(step[name] for step in history)) / len(history) for name in run.model.losses}
+            means = {name: float(sum(past[name] for past in history)) / len(history) for name in run.model.losses}
             numbers = dict(means, lr=lr) | history[-1] | means
             sums = combine('SUM', *map(float, numbers.values()))
             entry = {name: x / WORLD_SIZE for name, x in zip(numbers, sums)}
