@@ -341,6 +341,7 @@ class KVCache:
             self.lengths = torch.zeros(batch, dtype=torch.int64)
             self.rows = torch.arange(batch)[:, None]
         self.size, self.empty = size, True
+        self.begins = [0] * batch       # which token of each text is its first here (see sample.fill)
 
     def update(self, layer, info, k, v):
         """Stores new keys and values (B, nkv, T, hs). Returns what attention reads: these, or in decode, all."""

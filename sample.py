@@ -43,11 +43,12 @@ gguf = ''               # if set, only export to this file, such as model.gguf, 
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # standard output has only the texts
 
-def next_token_probs(logits, temperature=1.0, top_k=0, top_p=1.0):
+def next_token_probs(logits, texts=(), temperature=1.0, top_k=0, top_p=1.0):
     """
     Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
     logits / temperature over the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus
-    sampling, arXiv:1904.09751). ids is None if all tokens are kept, in order.
+    sampling, arXiv:1904.09751). ids is None if all tokens are kept, in order. texts: all ids of each text so far. A new
+    option may depend on them, and change logits in place.
     """
     if temperature == 0:
         top_k, temperature = 1, 1.0
@@ -73,23 +74,32 @@ def draw(probs, ids, u):
     i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
-def next_logits(model, contexts, cache):
+def fill(model, texts, cache):
     """
-    Returns the logits (B, vocab_size) of the token after each context, a list of at least one id. The cache is empty,
-    or has each context but for its last id. A context longer than block_size is cut in place, at its beginning: at
-    first to block_size, later to half of it, so that a single text refills the cache only every block_size / 2 tokens.
+    Fills the cache with texts, lists of at least one id, and returns the logits (B, vocab_size) of their next tokens. A
+    text of more than block_size ids is seen only from cache.begins[b] on: at first its last block_size ids, later half
+    of them, so that a single text refills the cache only every block_size / 2 tokens.
     """
     device, block_size = cache.lengths.device, model.config.block_size
-    too_long = [context for context in contexts if len(context) > block_size]
     keep = block_size if cache.empty else max(block_size // 2, 1)
-    for context in too_long:
-        del context[:-keep]
-    if cache.empty or too_long:
-        idx = pad_sequence([torch.tensor(context, device=device) for context in contexts], batch_first=True)
-        lengths = torch.tensor([len(context) for context in contexts], device=device)
-        return model.prefill(idx, lengths, cache)
-    new = torch.tensor([context[-1:] for context in contexts], device=device)
-    return model.decode(new, cache)
+    for b, text in enumerate(texts):
+        if len(text) - cache.begins[b] > block_size:
+            cache.begins[b] = len(text) - keep
+    contexts = [torch.tensor(text[begin:], device=device) for text, begin in zip(texts, cache.begins)]
+    lengths = torch.tensor([len(context) for context in contexts], device=device)
+    return model.prefill(pad_sequence(contexts, batch_first=True), lengths, cache)
+
+def start_reading(ids):
+    """Returns a function that returns ids (B,) as a list, and does not wait for what a GPU is told to do after them."""
+    if not ids.is_cuda:
+        return ids.tolist
+    host, copied = ids.to('cpu', non_blocking=True), torch.cuda.Event()
+    copied.record()
+
+    def read():
+        copied.synchronize()
+        return host.tolist()
+    return read
 
 @torch.no_grad()
 def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, **sampling):
@@ -100,22 +110,30 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
     Text b depends only on its prompt and seed + b (up to rounding). Ids from vocab_size on, which the tokenizer may
     lack, are never drawn. sampling: the options of next_token_probs.
     """
-    contexts = [[*prompt] for prompt in prompts]
+    texts = [[*prompt] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + b)) for b in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
-    longest = max(map(len, contexts)) + max_new_tokens
-    cache = KVCache(model, len(contexts), min(model.config.block_size, longest))
+    longest = max(map(len, texts)) + max_new_tokens
+    cache = KVCache(model, len(texts), min(model.config.block_size, longest))
     ended = set()           # indexes of texts
+    logits = None           # of the next tokens, if the cache has room for them
     for i in range(max_new_tokens):
-        logits = next_logits(model, contexts, cache)[:, :vocab_size]
-        ids = draw(*next_token_probs(logits, **sampling), u[i]).tolist()
+        if logits is None:
+            logits = fill(model, texts, cache)
+        logits = logits[:, :vocab_size].clone()         # which sampling options may change
+        ids = draw(*next_token_probs(logits, texts, **sampling), u[i])
+        # Start the next step before reading the ids of this one, so that a GPU does not wait for Python.
+        read = start_reading(ids)
+        used = max(len(text) - begin for text, begin in zip(texts, cache.begins))
+        logits = model.decode(ids[:, None], cache) if used < cache.size else None
+        ids = read()
         ids = [ends[0] if b in ended else id for b, id in enumerate(ids)]
         yield ids
         ended.update(b for b, id in enumerate(ids) if id in ends)
-        if len(ended) == len(contexts):
+        if len(ended) == len(texts):
             return
-        for context, id in zip(contexts, ids):
-            context.append(id)
+        for text, id in zip(texts, ids):
+            text.append(id)
 
 def prompt_ids(tok, prompt, ends):
     """
@@ -141,7 +159,7 @@ def prepare_model(model, device, dtype, compiled, rows):
     On a CUDA GPU, replays it as a graph.
     """
     packed = dtype == 'float16' and not compiled and can_pack(device)
-    one_row = compiled and device == 'cpu' and rows == 1
+    one_row = compiled and rows == 1
     weights = torch.float32 if packed else getattr(torch, dtype)
     model.compute_dtype = torch.float32 if one_row else weights
     model.to(device, weights).eval()
@@ -157,7 +175,9 @@ def prepare_model(model, device, dtype, compiled, rows):
         elif one_row:
             layer.forward = partial(one_row_linear, layer)
     if 'cuda' in device:
-        model.decode = Replayed(torch.compile(model.decode) if compiled else model.decode)
+        # With one text, a GPU is limited by the number of kernels. For GPT-2, the loop joins 172 of them into 123.
+        options = dict(coordinate_descent_tuning=one_row)
+        model.decode = Replayed(torch.compile(model.decode, options=options) if compiled else model.decode)
     elif compiled:
         from torch._inductor import config as inductor
         # Freezing lets the compiler pack the matrices (4 texts: 0.7 times as long). As an option of torch.compile it

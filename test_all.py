@@ -3151,6 +3151,22 @@ def test_a_text_ends_at_its_stop_token_and_the_batch_with_its_last_text():
     assert first[:end] == ended
     assert set(first[end:]) == {ends[0]}
 
+def test_a_sampling_option_sees_all_of_each_text_and_may_change_logits_in_place(monkeypatch):
+    """Here is one that forbids repetitions, past the context."""
+    def never_again(logits, texts):
+        seen.append([[*text] for text in texts])
+        for row, text in zip(logits, texts):
+            row[text] = -math.inf
+        return plain(logits)
+    seen, plain = [], sample.next_token_probs
+    monkeypatch.setattr(sample, 'next_token_probs', never_again)
+    model = small_gpt()
+    sample.prepare_model(model, 'cpu', 'float32', False, rows=2)
+    prompts = [random_ids(1).tolist(), [*range(model.config.block_size + 3)]]
+    found = [prompt + new for prompt, new in zip(prompts, draws(model, prompts, 30))]
+    assert all(len(text) == len(set(text)) for text in found)
+    assert seen == [[text[:i - 30] for text in found] for i in range(30)]
+
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
     [ids] = draws(small_gpt(), [[0]], 100, vocab_size=10)
     assert max(ids) < 10
