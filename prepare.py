@@ -556,17 +556,16 @@ class Shards:
         return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
 
     def batch(self, starts, T, device='cpu'):
-        """Returns the sequences at these starts as idx and targets, (B, T) int64 on a device. Raises UserError."""
+        """Returns the sequences at these starts as idx and targets, (2, B, T) int64 on a device. Raises UserError."""
         import torch        # not needed to prepare data
         ids = np.array([self.read(start, T + 1) for start in starts], np.int64)
         if ids.max() >= self.limit:
             raise UserError(f'{self.files[0].name} or a later shard has the id {ids.max()}, but all ids should be '
                             f'below {self.limit:,}; copy or prepare the folder again')
-        x = torch.from_numpy(ids)
+        batch = torch.from_numpy(np.stack([ids[:, :-1], ids[:, 1:]]))
         if 'cuda' in device:
-            x = x.pin_memory()
-        x = x.to(device, non_blocking='cuda' in device)
-        return x[:, :-1], x[:, 1:]
+            batch = batch.pin_memory()
+        return batch.to(device, non_blocking='cuda' in device)
 
 @lru_cache(maxsize=8)       # two epochs of a few data sets
 def epoch_order(seed, epoch, n, T):

@@ -190,25 +190,28 @@ def prepare_model(model, device, dtype, compiled, rows):
 
 class Replayed:
     """
-    Replaces GPT.decode by a CUDA graph of it, recorded in the second call with the same cache and shape of idx. A step
-    is then one launch instead of hundreds: GPT-2 124M takes 1.4 ms instead of 15.7 on an H100. For recording, decode
-    must not wait for the GPU (as .item() does), and it must keep its state in the cache, in tensors that stay in place.
+    Calls a function whose first argument is a tensor. On a CUDA GPU, the second call with the same shape and the same
+    other arguments records a CUDA graph, which later ones replay: one launch instead of hundreds. For that, the
+    function must not wait for the GPU (as .item() does), and its state must be in tensors that stay in place; what it
+    decides in Python, it decides once. The next call overwrites its results.
     """
-    def __init__(self, decode):
-        self.decode, self.key = decode, None
+    def __init__(self, function):
+        self.function, self.key = function, None
 
-    def __call__(self, idx, cache):
-        key = cache, idx.shape
+    def __call__(self, x, *others):
+        if not x.is_cuda:
+            return self.function(x, *others)
+        key = [x.shape, *others]
         if self.key != key:
-            self.key, self.graph = key, None
-            return self.decode(idx, cache)
+            self.key, self.graph, self.x = key, None, x.clone()
+            return self.function(self.x, *others)
+        self.x.copy_(x)
         if self.graph is None:
-            self.graph, self.idx = torch.cuda.CUDAGraph(), idx.clone()
-            with torch.cuda.graph(self.graph):
-                self.logits = self.decode(self.idx, cache)
-        self.idx.copy_(idx)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):       # NCCL has a thread of its own
+                self.results = self.function(self.x, *others)
         self.graph.replay()
-        return self.logits.clone()
+        return self.results
 
 def one_row_linear(layer, x):
     """
