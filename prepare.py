@@ -37,9 +37,9 @@ import numpy as np
 from tqdm import tqdm
 
 from configurator import UserError, check_range, configure, count, file_sha256, launch, lock, new_folder, read_json
-from tokenizer import (BLOCK, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
-                       add_counts, byte_tokenizer, check_vocab_size, default_workers, load_tokenizer, merge_words,
-                       parallel_map, read_blocks, special_pattern)
+from tokenizer import (BLOCK, BYTES, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
+                       add_counts, check_vocab_size, default_workers, load_tokenizer, merge_words, parallel_map,
+                       read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
@@ -335,7 +335,7 @@ def split_by_position(parts, left):
 def make_tokenizer(kind, vocab_size, batches):
     """Returns a tokenizer of this kind, trained on batches if it needs text, or the one in a tokenizer.json."""
     if kind == 'byte':
-        return byte_tokenizer()
+        return Tokenizer(dict(enumerate(BYTES)), [], [END_OF_TEXT])
     if kind == 'gpt2':          # its released file, downloaded once
         kind = DOWNLOADS / 'tokenizer.json'
         fetch([kind], dict(repo='openai-community/gpt2', repo_type='model'))
@@ -354,7 +354,7 @@ def make_tokenizer(kind, vocab_size, batches):
     counts = add_counts(parallel_map(WordCounter(pattern), train, workers or default_workers()), pattern)
     if kind == 'word':
         longer = sorted((-n, word) for word, n in counts.items() if len(word) > 1)       # the most frequent first
-        tokens = [bytes([b]) for b in range(256)] + [word for _, word in longer[:vocab_size - 257]]
+        tokens = BYTES + [word for _, word in longer[:vocab_size - 257]]
         return WordTokenizer(dict(enumerate(tokens)), [], [END_OF_TEXT], pattern)
     return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 

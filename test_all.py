@@ -63,8 +63,8 @@ from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, E
                    save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
 from prepare import Shards, find_or_prepare
 from sample import generate, write_gguf
-from tokenizer import (END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
-                       add_counts, byte_tokenizer, find_ends, load_tokenizer, merge_words, plain_encode, plain_train,
+from tokenizer import (BYTES, END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter,
+                       WordTokenizer, add_counts, find_ends, load_tokenizer, merge_words, plain_encode, plain_train,
                        train_bpe)
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''     # expected results are for the CPU
@@ -489,6 +489,9 @@ def test_any_file_that_is_utf8_is_trained_on_and_comes_back_byte_by_byte(raw):
     assert tok.decode_bytes(tok.encode(text)) == raw
     assert tok.decode_bytes(tok.encode_bytes(raw)) == raw
 
+def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
+    return Tokenizer(dict(enumerate(BYTES)), [], special_tokens)
+
 def test_ids_are_decoded_from_lists_arrays_and_tensors():
     tok = byte_tokenizer()
     for kind in list, np.array, torch.tensor:
@@ -578,8 +581,7 @@ def some_tokenizer(kind, text=CODE[:20_000]):
         return CharTokenizer(sorted({*text, *'éß'}))
     if kind == 'word':
         words = {word.encode() for word in regex.findall(PATTERNS['gpt4'], text)}
-        bytes_ = [bytes([b]) for b in range(256)]
-        return WordTokenizer(dict(enumerate([*bytes_, *sorted(words - {*bytes_})])), [], [END_OF_TEXT], 'gpt4')
+        return WordTokenizer(dict(enumerate([*BYTES, *sorted(words - {*BYTES})])), [], [END_OF_TEXT], 'gpt4')
     return byte_tokenizer()
 
 @parametrize('kind', [*PATTERNS, 'byte', 'char', 'word'])
@@ -819,7 +821,7 @@ def test_a_tokenizer_of_another_kind_asks_for_the_package_that_reads_it(monkeypa
 def test_text_that_is_not_utf8_is_named_with_its_place(raw, says, monkeypatch):
     monkeypatch.setattr('tokenizer.BLOCK', 7)
     Path('bad.txt').write_bytes(raw)
-    with user_error(f'bad.txt is not text in UTF-8 .see byte {says}.*iconv -f cp1252 -t utf-8 bad.txt > new.txt'):
+    with user_error(f'bad.txt is not text in UTF-8 .see byte {says}.*iconv -f cp1252 -t utf-8 .bad.txt. > new.txt'):
         train_bpe('bad.txt', 300, workers=1)
 
 def test_bytes_that_are_no_text_leave_the_tokenizer_as_it_was(trained, reference):

@@ -9,14 +9,12 @@ Byte-pair encoding, first in its plainest form, then as a Tokenizer; and three s
 
 A pattern splits text into words, and a word is a sequence of bytes. Training merges the most frequent pair of neighbors
 into a new token, again and again (Sennrich et al. 2016, arXiv:1508.07909; on bytes as in GPT-2). Encoding applies the
-same merges, earliest first. The first section does all of that in fifty lines, and BPETokenizer makes it an object.
-The sections after it do the same with arrays, for large texts: splitting, training, encoding. The last one is files.
+same merges, earliest first. The first section does all of that in fifty lines, the later ones with arrays.
 """
 import json
 import multiprocessing
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
@@ -96,10 +94,8 @@ def plain_encode(text, merges, pattern='gpt2'):
 def special_pattern(special_tokens, form=str):
     """Returns a pattern that splits str (or bytes) at special tokens, longest first (no tokens: None)."""
     tokens = sorted(special_tokens, key=len, reverse=True)
-    if not tokens:
-        return None
     text = '(' + '|'.join(map(re.escape, tokens)) + ')'
-    return re.compile(text if form is str else text.encode())
+    return re.compile(text if form is str else text.encode()) if tokens else None
 
 class BaseTokenizer:
     """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json or save."""
@@ -153,11 +149,10 @@ class BaseTokenizer:
 
     def encode_bytes(self, raw, special=()):
         """Returns the ids of UTF-8 bytes as an array. Each 0xff, never in UTF-8, becomes the next id of `special`."""
-        first, *rest = raw.split(b'\xff')
-        ids = self.encode_ordinary(first.decode())
-        for id, part in zip(special, rest, strict=True):
+        ids = []
+        for id, part in zip([0, *special], raw.split(b'\xff'), strict=True):
             ids += [id, *self.encode_ordinary(part.decode())]
-        return np.array(ids, self.dtype)
+        return np.array(ids[1:], self.dtype)
 
     def encode_iterable(self, chunks):
         """Yields the ids of encode(''.join(chunks)) as they come. Buffers STREAM bytes, more if no cut is safe."""
@@ -188,11 +183,6 @@ class BPETokenizer(BaseTokenizer):
         self.byte_ids = [self.id_of[byte] for byte in BYTES]
         self.merged_ids = [self.id_of[a + b] for a, b in self.merges]         # by rank
         self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
-        made = {*self.byte_ids}
-        for pair, id in zip(self.ranks, self.merged_ids):
-            if id in made or not made.issuperset(pair):
-                raise UserError(f'{self.vocab[id]} is not a new token made of earlier ones; use merges from training')
-            made.add(id)
 
     def encode_ordinary(self, text):
         """Returns the ids of a text as a list. Special tokens in it are treated as text."""
@@ -201,8 +191,7 @@ class BPETokenizer(BaseTokenizer):
     def word_ids(self, word):
         """
         Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank. To
-        change this (BPE dropout, say), override it in a subclass of this class, not of Tokenizer. For the training
-        split only, choose the tokenizer in encode_batch of prepare.py.
+        change this (BPE dropout, say), override it in a subclass of this class, not of Tokenizer.
         """
         rank_of = self.ranks.get
         ids = [self.byte_ids[b] for b in word.encode()]
@@ -227,11 +216,10 @@ class BPETokenizer(BaseTokenizer):
 
     def as_json(self):
         """Returns the parts of tokenizer.json that depend on the tokenizer: pre_tokenizer, model, decoder."""
-        names = {token: printable(token) for _, token in sorted(self.vocab.items())}
-        names |= {token.encode(): token for token in self.special_ids}
-        vocab = {name: self.id_of[token] for token, name in names.items()}
-        merges = [f'{names[a]} {names[b]}' for a, b in self.merges]         # a space is printed as Ġ
-        model = dict(type='BPE', vocab=vocab, merges=merges)
+        names = {id: printable(token) for id, token in sorted(self.vocab.items())}
+        names |= {id: token for token, id in self.special_ids.items()}
+        merges = [f'{names[a]} {names[b]}' for a, b in self.ranks]          # a space is printed as Ġ
+        model = dict(type='BPE', vocab={name: id for id, name in names.items()}, merges=merges)
         return cut_like(self.pattern_name), model, byte_level(self.pattern_name == 'gpt2')
 
 class WordTokenizer(BPETokenizer):
@@ -241,8 +229,9 @@ class WordTokenizer(BPETokenizer):
         return super().word_ids(word) if id is None else [id]
 
     def as_json(self):
-        pre_tokenizer, model, decoder = super().as_json()
-        return pre_tokenizer, dict(model, ignore_merges=True), decoder
+        parts = super().as_json()
+        parts[1].update(ignore_merges=True)
+        return parts
 
 class CharTokenizer(BaseTokenizer):
     """Has a token for each of the given characters."""
@@ -313,7 +302,7 @@ def read_blocks(file, path, special_tokens):
             bad = e.start
         if bad >= 0:
             raise UserError(f'{path} is not text in UTF-8 (see byte {offset + bad:,}); convert it, for example with '
-                            f'iconv -f cp1252 -t utf-8 {shlex.quote(str(path))} > new.txt (from UTF-16: -f utf-16)')
+                            f"iconv -f cp1252 -t utf-8 '{path}' > new.txt (from UTF-16: -f utf-16)")
         offset += len(block)
         yield block
 
@@ -448,7 +437,7 @@ def split_pieces(pieces, pattern):
     for piece in pieces:
         text = piece.decode()
         if not text.removeprefix(' ').isalpha():        # most are one word
-            piece = b'\xfe'.join([word.encode() for word in findall(text)])
+            piece = b'\xfe'.join(map(str.encode, findall(text)))
         yield piece
 
 # -----------------------------------------------------------------------------
@@ -500,8 +489,7 @@ class Index:
 WINDOW = 1 << 17        # bytes worked on at once, so that they stay in the processor's cache
 
 # OR with row n keeps the first n of 16 bytes and makes the others 0xff
-PADDING = b''.join([bytes(size) + b'\xff' * (16 - size) for size in range(17)])
-PADDING = np.frombuffer(PADDING, '<u8').reshape(17, 2)
+PADDING = np.array([[0] * size + [0xff] * (16 - size) for size in range(17)], np.uint8).view('<u8')
 
 class Pieces:
     """
@@ -631,10 +619,10 @@ class Merging:
 
     Words are stored end to end, with a place for each byte and an EDGE around each word. A token is stored at the place
     of its first byte: its id in `ids`, the places of its neighbors in `next` and `previous`. A pair gets a list of its
-    places when the younger of its tokens is made; the list's position in `places` is the pair's number. Other merges
-    may invalidate its entries: pair_at[place] is the number of the pair that begins there now (0: none), and
-    count[number] is always up to date. The pool holds a sorted (count, bytes, bytes, number) for each pair with a count
-    >= `floor`; a count in it may be too high until it comes up.
+    places when the younger of its tokens is made; the list's position in `places` is the pair's number. Of these
+    places, the pair is still at those where pair_at[place] is its number; count[number] is always up to date. The pool
+    holds a sorted (count, bytes, bytes, number) for each pair with a count >= `floor`; a count in it may be too high
+    until it comes up.
     """
     def __init__(self, counts, max_tokens):
         self.merges = []
@@ -763,7 +751,7 @@ class Merging:
 # -----------------------------------------------------------------------------
 # encoding and decoding with arrays
 
-LONG_TEXT = 3000        # a text of more characters is faster with arrays (150 us at this length)
+LONG_TEXT = 3000        # a text of more characters is faster with arrays (20 take 45 us instead of 2)
 LONG_PIECE = 128        # a piece of more bytes is faster alone
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
@@ -806,12 +794,10 @@ def ascii_form(pattern):
 class Tokenizer(BPETokenizer):
     """
     Computes a BPETokenizer's ids in one of two ways. A short text is split in Python, and WordIds has the ids of words.
-    For a long one, a table has the ids of all Pieces seen before, and new pieces are merged together. Arrays take 45 us
-    for 20 characters instead of 2, but a third of the time for a million.
+    For a long one, a table has the ids of all Pieces seen before, and new pieces are merged together.
     """
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.find_words = self.pattern.findall
         self.find_ascii = re.compile(ascii_form(self.pattern.pattern)).findall
         self.words = WordIds(self.word_ids)
         self.tables = []
@@ -819,8 +805,8 @@ class Tokenizer(BPETokenizer):
         self.merged_array = np.array(self.merged_ids, np.int32)
         self.pairs = Index()        # of ids; the number of each is its rank + 1
         self.pairs.add(np.array([*self.ranks], np.uint64).reshape(-1, 2))
-        first, second = np.repeat(self.byte_array, 256), np.tile(self.byte_array, 256)
-        self.byte_ranks = self.ranks_of(first, second).reshape(256, 256)
+        pairs = np.repeat(self.byte_array, 256), np.tile(self.byte_array, 256)
+        self.byte_ranks = self.ranks_of(*pairs).reshape(256, 256)
 
     def __init_subclass__(cls):
         raise TypeError('make a subclass of BPETokenizer instead, because this class does not call word_ids every time')
@@ -831,13 +817,13 @@ class Tokenizer(BPETokenizer):
     def encode_to_numpy(self, text):
         """Returns encode(text) as an array, which is fastest for a long text."""
         parts = self.split_special(text)
-        raw = b'\xff'.join([part.encode() for part in parts[::2]])
+        raw = b'\xff'.join(map(str.encode, parts[::2]))
         return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
 
     def encode_ordinary(self, text):
         if len(text) > LONG_TEXT:
             return self.encode_bytes(text.encode()).tolist()
-        find = self.find_ascii if text.isascii() else self.find_words
+        find = self.find_ascii if text.isascii() else self.pattern.findall
         return [*chain.from_iterable(map(self.words.__getitem__, find(text)))]
 
     def encode_bytes(self, raw, special=()):
@@ -902,10 +888,6 @@ class Tokenizer(BPETokenizer):
             owner = np.append(owner, more_owner)
         return ids.astype(self.dtype), np.bincount(owner, minlength=len(pieces))
 
-def byte_tokenizer(special_tokens=(END_OF_TEXT,)):
-    """Returns a Tokenizer with the 256 bytes and no merges."""
-    return Tokenizer(dict(enumerate(BYTES)), [], special_tokens)
-
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
 
@@ -922,8 +904,7 @@ def cut_like(pattern_name):
     return dict(type='Sequence', pretokenizers=[split_at(PATTERNS[pattern_name]), byte_level(use_regex=False)])
 
 # GPT-2's table: each byte as a printable character, so that a token can be a key in JSON
-HIDDEN = [b for b in range(256) if chr(b) == ' ' or not chr(b).isprintable()]
-TO_CHAR = {b: chr(256 + i) for i, b in enumerate(HIDDEN)}
+TO_CHAR = {b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b == 32 or not chr(b).isprintable())}
 
 def printable(token):
     """printable(b' a') -> 'Ġa'"""
@@ -936,12 +917,12 @@ def from_printable(token):
 
 ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # tokens with which known models end a document
 
-def find_ends(folder, eot=None):
+def find_ends(folder, *known):
     """
-    Returns the ids that end a text of the model in a folder: eot, which ends its documents, then those in its files,
-    which may also end a turn of a chat. In a data folder, meta.json has one.
+    Returns the ids that end a text of the model in a folder: `known` ones, then those in its files, which may also end
+    a turn of a chat. In a data folder, meta.json has one. None does not count.
     """
-    ends = [eot]
+    ends = [*known]
     for name in 'config.json', 'generation_config.json', 'meta.json':
         if (folder / name).exists():
             data = read_json(folder / name)
@@ -953,7 +934,7 @@ def load_tokenizer(path):
     """Loads our own tokenizer.json, or one from Hugging Face with its ids. Also takes its folder. Raises UserError."""
     path = Path(path)
     if path.is_dir():
-        path = path / 'tokenizer.json'
+        path /= 'tokenizer.json'
     if path.suffix != '.json' or not path.exists():
         raise UserError(f'{path} is missing or has another format; {make_tokenizer_json(path.parent)}')
     try:
@@ -961,8 +942,7 @@ def load_tokenizer(path):
     except Exception as e:      # tokenizers raises plain Exceptions
         raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); use one from '
                         f'prepare.py, or, after `pip install tokenizers`, that of most language models')
-    ends = [tok.special_ids[token] for token in ENDS if token in tok.special_ids]
-    tok.eot = next(iter(ends + find_ends(path.parent)), None)
+    tok.eot = next(iter(find_ends(path.parent, *map(tok.special_ids.get, ENDS))), None)
     return tok
 
 def make_tokenizer_json(folder, data=Path()):
@@ -970,8 +950,8 @@ def make_tokenizer_json(folder, data=Path()):
     if any(folder.glob('*.model')) or (folder / 'vocab.json').exists():
         return f'run: pip install transformers sentencepiece protobuf && {conversion("AutoTokenizer", folder)}'
     characters = command('prepare.py', f'--dataset={data}/input.txt', '--tokenizer=char')
-    return (f"for GPT-2's ids, run: hf download openai-community/gpt2 tokenizer.json --local-dir={folder}; for "
-            f"nanoGPT's characters, run: {characters} && cp data/input-char-*/tokenizer.json {folder}")
+    return (f"for GPT-2's ids, run: hf download openai-community/gpt2 tokenizer.json --local-dir='{folder}'; for "
+            f"nanoGPT's characters, run: {characters} && cp data/input-char-*/tokenizer.json '{folder}'")
 
 # Settings that have no effect on our ids
 NO_EFFECT = 'version', 'truncation', 'padding', 'decoder', 'normalized', 'unk_token', 'fuse_unk'
@@ -1047,5 +1027,5 @@ class ForeignTokenizer(BaseTokenizer):
 def from_sentencepiece(token):
     """from_sentencepiece('▁a') -> b' a', and '<0x0A>', a byte, is b'\\n'"""
     if re.fullmatch('<0x[0-9A-F]{2}>', token):
-        return bytes([int(token[1:-1], 16)])
+        return bytes.fromhex(token[3:-1])
     return token.replace('▁', ' ').encode()
