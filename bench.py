@@ -16,8 +16,7 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     python bench.py config/lab.py config/lab_ablations.py        # an experiment; see config/lab_*.py
 
 bench.py takes the options of train.py, too. Speed is measured on random tokens. MFU is the achieved FLOP/s divided by
-the GPU's dense bf16 peak. Each token counts as 6 FLOPs per matmul weight plus 12 n_layer n_embd T for attention,
-ignoring the causal mask. The measured rate of a large matmul is a limit available on every device.
+the GPU's dense bf16 peak (see GPT.flops_per_token). The measured rate of a large matmul is a limit on every device.
 """
 import math
 import re
@@ -28,7 +27,8 @@ import time
 from collections import Counter, defaultdict
 from copy import deepcopy
 from functools import partial
-from importlib import import_module, util
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -80,13 +80,10 @@ def machine(flops=math.inf, texts=0):
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
-# Vocabulary sizes of tokenizers that ignore --vocab_size. That of char depends on the text, and is about 100
-VOCAB_SIZES = dict(gpt2=50257, byte=257, char=100)
-
 def model_config(options=train.config, **others):
     """Returns the GPTConfig of the options, as far as it is known without the data. others: fields to override."""
-    return train.model_config(options, vocab_size=VOCAB_SIZES.get(options['tokenizer'], options['vocab_size']),
-                              **others)
+    sizes = dict(gpt2=50257, byte=257, char=100)        # ignore --vocab_size; char depends on the text
+    return train.model_config(options, vocab_size=sizes.get(options['tokenizer'], options['vocab_size']), **others)
 
 def build(c, device, dtype='float32'):
     """Returns a new model. On the device 'meta' it has only shapes and takes no memory."""
@@ -144,7 +141,6 @@ def bench_train():
     device, dtype, compiled = machine(total * flops)
     train.connect(device)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
-
     seconds = measure(make_step(c, device, dtype, compiled), device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
@@ -174,7 +170,7 @@ def bench_ladder():
                   f'{train.batch_size * c.block_size / seconds:11,.0f} tokens/s')
 
 def bench_sample():
-    """Prints the tokens/s of generation, and the share of the memory bandwidth spent on reading weights."""
+    """Prints tokens/s in the second half of texts, and the share of the memory bandwidth spent on reading weights."""
     device, dtype, compiled = machine(texts=samples)
     model = build(model_config(), device)
     sample.prepare_model(model, device, dtype, compiled, samples)
@@ -184,9 +180,7 @@ def bench_sample():
         list(islice(ids, new_tokens - half))        # reads the prompt, and records a CUDA graph
         seconds.extend(laps(partial(list, ids), device, 1))
     rate = half / median(seconds[1:])
-    print(f'sample  | second half of {samples} x {new_tokens} tokens: {samples * rate:,.1f} tokens/s, '
-          f'{1e3 / rate:.2f} ms per step')
-
+    print(f'sample  | {samples} x {half} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms per step')
     weights = model.flops_per_token(0) // 6 * getattr(torch, dtype).itemsize
     x = torch.ones(100_000_000, device=device)
     limit = x.nbytes / min(laps(x.sum, device, 10))
@@ -206,8 +200,8 @@ def bench_check():
     allowed = 5e-2
     if dtype == 'float32':
         allowed = dict(cuda=5e-3, mps=1e-4).get(device.split(':')[0], 1e-5)         # GPUs use TF32
-    loss, gradient, step = errors
-    print(f'check   | errors of loss {loss:.0e}, gradient {gradient:.0e}, update {step:.0e}; allowed: {allowed:g}')
+    print(f'check   | errors of loss {errors[0]:.0e}, gradient {errors[1]:.0e}, update {errors[2]:.0e}; allowed: '
+          f'{allowed:g}')
     if not errors.max() < allowed:
         raise UserError('this device gives wrong results; train with --device=cpu, and please report this')
     print('check   | pass')
@@ -227,23 +221,21 @@ def check_step(c, device, dtype, compiled):
 # -----------------------------------------------------------------------------
 # Number formats, and the optimizers on a toy problem
 
-FORMATS = torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
-
 def bench_formats():
     """Prints the range and precision of number formats."""
     print_row('', 'exponent', 'fraction', 'largest', 'smallest', 'gap above 1')
-    for info in map(torch.finfo, FORMATS):
+    for dtype in torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2:
+        info = torch.finfo(dtype)
         fraction = round(-math.log2(info.eps))
         print_row(info.dtype, f'{info.bits - 1 - fraction} bits', f'{fraction} bits', f'{info.max:.5g}',
                   f'{info.tiny * info.eps:.2g}', f'{info.eps:.2g}')
 
-TOY_RATES = 1e-1, 1e0, 1e1, 1e2, 1e3
-
 def bench_toy():
     """Prints the mean square of 100 numbers after 10 minimizing steps, at rates from too low to too high."""
-    print_row('rate', *TOY_RATES)
+    rates = 1e-1, 1e0, 1e1, 1e2, 1e3
+    print_row('rate', *rates)
     for name, rule in train.RULES.items():
-        print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in TOY_RATES])
+        print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in rates])
 
 def toy_loss(rule, rate):
     p = torch.linspace(-10, 10, 100)
@@ -255,31 +247,20 @@ def toy_loss(rule, rate):
 # -----------------------------------------------------------------------------
 # Costs of a model, by arithmetic
 
-# Maps the names of weights to the parts of a model.
-PARTS = re.compile(r"""
-    (?P<bias> .*\.bias) | (?P<norm> .*norm\.weight) | (?P<lm_head> lm_head\.weight) |
-    (?P<embed_tokens> model\.embed_tokens\.weight) | (?P<embed_positions> model\.embed_positions\.weight) |
-    (?P<embed_values> model\.layers\.\d+\.self_attn\.value_embed\.embed_values\.weight) |
-    (?P<self_attn> model\.layers\.\d+\.self_attn\.(?:[qkvo]_proj|value_embed\.gate_proj)\.weight) |
-    (?P<mlp> model\.layers\.\d+\.mlp\.(?:gate|up|down)_proj\.weight)""", re.X)
+# A weight belongs to the first part whose name is in its own.
+PARTS = 'bias', 'norm', 'lm_head', 'embed_tokens', 'embed_positions', 'embed_values', 'self_attn', 'mlp'
 
 def parameters(c):
-    """Returns parameter counts by part, without padding. A tied head has none of its own. Raises UserError."""
+    """Returns parameter counts by part, without padding. A tied head has none of its own."""
     found = Counter()
     with patch.object(GPT, 'pad_to', 1):
         model = build(c, 'meta')
     for name, p in model.named_parameters():
-        known = PARTS.fullmatch(name)
-        if not known:
-            raise UserError(f'{name} is in an unknown layer; add it to PARTS, forward_flops and memory')
-        found[known.lastgroup] += p.numel()
+        found[next(part for part in PARTS if part in name)] += p.numel()
     return found
 
 def forward_flops(c):
-    """
-    Returns the matmul FLOPs of a forward pass over a sequence, by part. (m, k) times (k, n) takes 2mkn, ignoring the
-    mask. A backward pass takes twice as many: one matmul of the same size for each of the two inputs.
-    """
+    """Returns the matmul FLOPs of a forward pass over a sequence, by part; a backward pass takes twice as many."""
     size, T = parameters(c), c.block_size
     return Counter({'projections of attention': 2 * T * size['self_attn'],
                     'scores and values': 4 * T * T * c.n_head * c.head_dim * c.n_layer,
@@ -288,10 +269,8 @@ def forward_flops(c):
 
 def memory(c, B, dtype):
     """
-    Returns the bytes at the peak of an AdamW step of B sequences, by part, not compiled and without dropout. For the
-    backward pass, a matmul keeps its input, and its weight if that was cast. A norm keeps its input, and RMSNorm also
-    its output before the weight, both in float32. Attention keeps q, k, v, its output, and the scores if they are
-    written out. Value embeddings keep about 1% of the total, which is left out.
+    Returns the bytes at the peak of an AdamW step of B sequences, by part, not compiled and without dropout: what each
+    matmul, norm (in float32) and attention keeps for the backward pass.
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
@@ -300,7 +279,6 @@ def memory(c, B, dtype):
         norms += 8 * L * (c.n_head + c.n_kv_head - 2) * c.head_dim
     hidden = 4 if c.mlp == 'swiglu' else 2
     kv_heads = c.n_kv_head if c.attention == 'naive' else c.n_head      # fused attention repeats them
-
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
                      'norms': tokens * norms,
                      'attention': tokens * L * w * (C + 2 * (c.n_head + kv_heads) * c.head_dim),
@@ -321,7 +299,6 @@ def bench_resources():
     print_parts('parameters', parameters(c))
     print_parts('FLOPs of a forward pass, per sequence', forward_flops(c))
     print_parts(f'bytes in an AdamW step, {dtype}, {B} x {c.block_size} tokens', memory(c, B, dtype))
-
     fixed = memory(c, 0, dtype).total()
     each = memory(c, 1, dtype).total() - fixed
     fits = max((1e9 * memory_gb - fixed) // each, 0)
@@ -342,19 +319,17 @@ def tokens_of(options):
 def print_parts(title, counts):
     """Prints counts by part, with their shares and total."""
     print(f'\n{title}')
-    total = counts.total()
     for part, count in counts.items():
-        print_row(part, f'{count:19,}', f'{count / total:.1%}')
-    print_row('total', f'{total:19,}')
+        print_row(part, f'{count:19,}', f'{count / counts.total():.1%}')
+    print_row('total', f'{counts.total():19,}')
 
 # -----------------------------------------------------------------------------
 # Tokenizers, compared with installed packages
 
-PATTERN = PATTERNS['gpt2']
-
 def bench_tokenizer():
     """Times training, encoding and decoding on the same documents. All encode with our vocabulary and pattern."""
     import tiktoken
+    pattern = PATTERNS['gpt2']
     files, separator = prepare.find_splits(train.dataset)['train'], prepare.separator_of(train.dataset)
     documents = [*prepare.whole_documents(prepare.read_texts(files, separator, 'reading'))]
     batches = [*prepare.join_parts(('train', document) for document in documents)]
@@ -366,12 +341,11 @@ def bench_tokenizer():
                 tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
                     docs, n, show_progress=False),
                 rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
-                    iter(docs), n, pattern=PATTERN),
+                    iter(docs), n, pattern=pattern),
                 gigabpe=lambda: import_module('gigabpe').train_bpe(     # reads the files itself, so they must be text
                     [*map(str, files)], n, pretokenizer='bytelevel'))
-
     tok = prepare.make_tokenizer('bpe', 32_000, batches)
-    tik = tiktoken.Encoding('', pat_str=PATTERN, mergeable_ranks=tok.id_of, special_tokens={})
+    tik = tiktoken.Encoding('', pat_str=pattern, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
             ours=lambda: Tokenizer(tok.vocab, tok.merges).encode_to_numpy(text),
@@ -382,7 +356,7 @@ def bench_tokenizer():
         contest('encode to lists', text,
                 ours=lambda: list(map(tok.encode_ordinary, docs)),
                 tiktoken=lambda: list(map(tik.encode_ordinary, docs)),
-                riptoken=lambda: list(map(import_module('riptoken').CoreBPE(tok.id_of, {}, PATTERN).encode_ordinary,
+                riptoken=lambda: list(map(import_module('riptoken').CoreBPE(tok.id_of, {}, pattern).encode_ordinary,
                                           docs)),
                 splintr=lambda: list(map(import_module('splintr').from_json(f'{folder}/tokenizer.json').encode, docs)))
     contest('decode', text,
@@ -393,13 +367,12 @@ def contest(title, text, **contestants):
     found = defaultdict(list)           # {name: seconds}
     for _ in range(rounds):
         for name, function in contestants.items():
-            if 'ours' in name or util.find_spec(name):
+            if 'ours' in name or find_spec(name):
                 found[name].extend(laps(function, 'cpu', 1))
     size = len(text.encode()) / 1e6
     for name, seconds in found.items():
-        typical = median(seconds)
-        print_row(f'{title}: {name}', f'{typical:.2f} s', f'{size / typical:.1f} MB/s',
-                  f'{typical / median(found["ours"]):.2f} x ours')
+        print_row(f'{title}: {name}', f'{median(seconds):.2f} s', f'{size / median(seconds):.1f} MB/s',
+                  f'{median(seconds) / median(found["ours"]):.2f} x ours')
 
 # -----------------------------------------------------------------------------
 # Statistics of a trained model
@@ -420,11 +393,9 @@ def bench_diagnose():
 
 def diagnose(model, optimizer, batch):
     """
-    Returns statistics of each layer during a step on a batch: the rms of its output and of its (clipped) gradients; the
-    size of the update relative to the weights; the share of dead units, which stay below 0.01 of the rms of all MLP
-    units for every token; and the entropy of attention, as a share of its entropy when spread evenly.
+    Returns statistics of each layer in a step on a batch: rms of its output and (clipped) gradients, the update divided
+    by the weights, the share of MLP units that stay below 0.01 of the rms of all, and attention's entropy (1: even).
     """
-    parameters(model.config)        # raises UserError if the model has unknown layers
     layers = model.model.layers
     before = deepcopy(layers)
     outputs, units = [], []         # of each layer, and of its MLP
@@ -434,11 +405,9 @@ def diagnose(model, optimizer, batch):
     # Subtle: only naive attention calls F.softmax, once per layer, from the first to the last
     with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
         train.training_step(model, optimizer, UNSCALED, [batch], batch.size(1), train.learning_rate)
-    assert softmax.call_count == len(layers), 'diagnose cannot tell which calls of softmax are attention'
-
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # entropy when spread evenly
-    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
+    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list, strict=True):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
         entropy = torch.distributions.Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
@@ -468,9 +437,8 @@ class Variant:
         mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]      # other options, other runs
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
-            shared = [f'--{name}={value}' for name, value in train.config.items()]
-            command = [sys.executable, train.__file__, *shared, *self.arguments, f'--seed={seed}',
-                       f'--out_dir={folder}', '--init_from=auto']
+            command = [sys.executable, train.__file__, *[f'--{name}={value}' for name, value in train.config.items()],
+                       *self.arguments, f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode not in (0, 3):           # 3: diverged
                 raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')
@@ -537,8 +505,7 @@ def print_results(found):
 def save_picture(found, kind):
     """
     Draws a row per variant, best on top; or each one's training losses for its first seed; or its final loss against
-    an option, where variants whose names are equal up to the last comma share a line. The first line is drawn on top.
-    The bars show the standard deviation over seeds.
+    an option, where variants whose names are equal up to the last comma share a line. Bars: standard deviation.
     """
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 5), layout='constrained')
@@ -561,7 +528,7 @@ def save_picture(found, kind):
             lines[label].append((variant.options[kind], min(variant.loss(), top), variant.spread()))
     for name, points in lines.items():
         axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=name, zorder=-len(axis.lines))
-    if len(lines) > 1:
+    if lines:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')
     path.parent.mkdir(parents=True, exist_ok=True)
