@@ -247,7 +247,7 @@ def toy_loss(rule, rate):
 # -----------------------------------------------------------------------------
 # Costs of a model, by arithmetic
 
-# A weight belongs to the first part whose name is in its own.
+# A weight counts for the first of these words that occurs in its name.
 PARTS = 'bias', 'norm', 'lm_head', 'embed_tokens', 'embed_positions', 'embed_values', 'self_attn', 'mlp'
 
 def parameters(c):
@@ -505,7 +505,7 @@ def print_results(found):
 def save_picture(found, kind):
     """
     Draws a row per variant, best on top; or each one's training losses for its first seed; or its final loss against
-    an option, where variants whose names are equal up to the last comma share a line. Bars: standard deviation.
+    an option, where variants whose names are equal up to the last comma share a line. The bars are standard deviations.
     """
     from matplotlib.figure import Figure
     figure = Figure(figsize=(9, 5), layout='constrained')

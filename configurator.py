@@ -155,7 +155,7 @@ def run_file(path, options):
     return changed
 
 # -----------------------------------------------------------------------------
-# End of the core. The rest is support code: help, errors, output, files.
+# Help, errors, output, files
 
 # options that people type from habit, and what to do here instead
 FOREIGN = {

@@ -34,10 +34,10 @@ max_new_tokens = 256    # tokens per text (fewer if a text ends)
 temperature = 0.8       # below 1 favors likely tokens; 0 always takes the likeliest
 top_k = 0               # draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # draw only from the likeliest tokens that together have this probability
-seed = 1337             # same seed, device and options: same text
+seed = 1337             # same seed, device and options: same text (compiled for a GPU: up to rounding)
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16). On a CPU and in GGUF, it may
-                        # apply to matrices only
+dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16). On a CPU, in GGUF, and for one
+                        # text that is compiled, it may apply to matrices only
 compile = False         # generate faster, after half a minute or more of compiling
 gguf = ''               # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def fill(model, texts, cache):
     return model.prefill(pad_sequence(contexts, batch_first=True), lengths, cache)
 
 def start_reading(ids):
-    """Returns a function that returns ids (B,) as a list, and does not wait for what a GPU is told to do after them."""
+    """Starts to copy ids (B,) from the device. Returns a function that waits for this copy alone and returns a list."""
     if not ids.is_cuda:
         return ids.tolist
     host, copied = ids.to('cpu', non_blocking=True), torch.cuda.Event()
@@ -113,7 +113,7 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
     texts = [[*prompt] for prompt in prompts]
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + b)) for b in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
-    longest = max(map(len, texts)) + max_new_tokens
+    longest = max(map(len, texts)) + max_new_tokens - 1             # the last ids need no place in the cache
     cache = KVCache(model, len(texts), min(model.config.block_size, longest))
     ended = set()           # indexes of texts
     logits = None           # of the next tokens, if the cache has room for them
@@ -150,13 +150,13 @@ def texts_of(steps, tok, ends):
     return [tok.decode([id for id in ids if id not in ends]) for ids in zip(*steps)]
 
 # -----------------------------------------------------------------------------
-# End of the core. The rest is support code: speed, and the command.
+# Speed
 
 def prepare_model(model, device, dtype, compiled, rows):
     """
     Prepares a model for generation: moves it to `device`, casts it to `dtype`, and may give each Linear a faster
-    forward on a CPU. If compiled, replaces GPT.decode by a compiled version for one more token of each of `rows` texts.
-    On a CUDA GPU, replays it as a graph.
+    forward. If compiled, replaces GPT.decode by a compiled version for one more token of each of `rows` texts. On a
+    CUDA GPU, replays it as a graph.
     """
     packed = dtype == 'float16' and not compiled and can_pack(device)
     one_row = compiled and rows == 1
@@ -190,10 +190,10 @@ def prepare_model(model, device, dtype, compiled, rows):
 
 class Replayed:
     """
-    Calls a function whose first argument is a tensor. On a CUDA GPU, the second call with the same shape and the same
-    other arguments records a CUDA graph, which later ones replay: one launch instead of hundreds. For that, the
-    function must not wait for the GPU (as .item() does), and its state must be in tensors that stay in place; what it
-    decides in Python, it decides once. The next call overwrites its results.
+    Stands for a function of a tensor and other arguments. On a CUDA GPU, the second call with the same arguments (but
+    for the tensor's numbers) records a CUDA graph, and later ones replay it: one launch instead of hundreds. The
+    function must not wait for the GPU (as .item() does), and must keep its state in tensors that stay in place. A
+    replay takes no new decisions in Python, and overwrites the results of the call before.
     """
     def __init__(self, function):
         self.function, self.key = function, None
@@ -208,7 +208,7 @@ class Replayed:
         self.x.copy_(x)
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):       # NCCL has a thread of its own
+            with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):       # other threads may use the GPU
                 self.results = self.function(self.x, *others)
         self.graph.replay()
         return self.results

@@ -3126,6 +3126,15 @@ def test_generation_is_the_plain_loop_past_the_context(name, block_size):
         want = plain_generate(model, prompt, 40)
         assert draws(model, [prompt], 40, temperature=0) == [want]
 
+def test_each_token_but_the_first_takes_one_step_of_decoding(monkeypatch):
+    model = small_gpt()
+    decode = Mock(side_effect=model.decode)
+    monkeypatch.setattr(model, 'decode', decode)
+    for n in 1, 2, 9:
+        decode.reset_mock()
+        draws(model, [[1], [2, 3]], n)
+        assert decode.call_count == n - 1
+
 def test_a_bigram_model_generates():
     model = small_gpt(block_size=1)
     ids = [3, *draws(model, [[3]], 5, temperature=0)[0]]

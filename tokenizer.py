@@ -149,7 +149,7 @@ class BaseTokenizer:
 
     def encode_bytes(self, raw, special=()):
         """Returns the ids of UTF-8 bytes as an array. Each 0xff, never in UTF-8, becomes the next id of `special`."""
-        ids = []
+        ids = []                # the first is a 0 that stands before the first part
         for id, part in zip([0, *special], raw.split(b'\xff'), strict=True):
             ids += [id, *self.encode_ordinary(part.decode())]
         return np.array(ids[1:], self.dtype)
