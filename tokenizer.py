@@ -1,5 +1,5 @@
 """
-Byte-pair encoding, first in its plainest form, then as a Tokenizer; and three simpler tokenizers.
+Byte-pair encoding, first in its plainest form, then as a Tokenizer; and other tokenizers.
 
     vocab, merges = train_bpe('input.txt', vocab_size=1000, special_tokens=['<|endoftext|>'])
     tok = Tokenizer(vocab, merges, ['<|endoftext|>'])
@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import regex
 
-from configurator import UserError, command, conversion, read_json
+from configurator import UserError, read_json
 
 END_OF_TEXT = '<|endoftext|>'
 BYTES = [bytes([b]) for b in range(256)]
@@ -92,10 +92,10 @@ def plain_encode(text, merges, pattern='gpt2'):
 # tokenizers: special tokens, encoding, decoding
 
 def special_pattern(special_tokens, form=str):
-    """Returns a pattern that splits str (or bytes) at special tokens, longest first (no tokens: None)."""
+    """Returns a pattern that splits str (or bytes) at special tokens, longest first (without tokens: nowhere)."""
     tokens = sorted(special_tokens, key=len, reverse=True)
-    text = '(' + '|'.join(map(re.escape, tokens)) + ')'
-    return re.compile(text if form is str else text.encode()) if tokens else None
+    text = '|'.join(map(re.escape, tokens)) or r'\0(?!)'         # this never matches, and \0 is found fast
+    return re.compile(f'({text})' if form is str else f'({text})'.encode())
 
 class BaseTokenizer:
     """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json or save."""
@@ -129,7 +129,7 @@ class BaseTokenizer:
 
     def split_special(self, text):
         """Returns ordinary text and special tokens in turn: 'a<|x|>b' -> ['a', '<|x|>', 'b']"""
-        return self.special.split(text) if self.special else [text]
+        return self.special.split(text)
 
     def decode(self, ids):
         """Returns the text of ids. Bytes that are not UTF-8 (half a character) become U+FFFD."""
@@ -149,15 +149,11 @@ class BaseTokenizer:
 
     def encode_bytes(self, raw, special=()):
         """Returns the ids of UTF-8 bytes as an array. Each 0xff, never in UTF-8, becomes the next id of `special`."""
-        ids = []                # the first is a 0 that stands before the first part
-        for id, part in zip([0, *special], raw.split(b'\xff'), strict=True):
+        first, *others = raw.split(b'\xff')
+        ids = self.encode_ordinary(first.decode())
+        for id, part in zip(special, others, strict=True):
             ids += [id, *self.encode_ordinary(part.decode())]
-        return np.array(ids[1:], self.dtype)
-
-    def encode_iterable(self, chunks):
-        """Yields the ids of encode(''.join(chunks)) as they come. Buffers STREAM bytes, more if no cut is safe."""
-        for block in blocks(map(str.encode, chunks), STREAM, self.special_ids):
-            yield from self.encode(block.decode())
+        return np.array(ids, self.dtype)
 
     def save(self, path):
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
@@ -229,9 +225,8 @@ class WordTokenizer(BPETokenizer):
         return super().word_ids(word) if id is None else [id]
 
     def as_json(self):
-        parts = super().as_json()
-        parts[1].update(ignore_merges=True)
-        return parts
+        pre_tokenizer, model, decoder = super().as_json()
+        return pre_tokenizer, dict(model, ignore_merges=True), decoder
 
 class CharTokenizer(BaseTokenizer):
     """Has a token for each of the given characters."""
@@ -254,16 +249,16 @@ class CharTokenizer(BaseTokenizer):
 # long texts, in blocks and on all cores
 
 BLOCK = 1 << 21     # bytes per item of work for a process
-STREAM = 1 << 16    # bytes of a stream that are encoded at once
 SMALL = 2           # up to this many blocks, starting processes takes longer than it saves
 
-# All patterns end a word between a letter or digit and another character that is decoded. (?r) searches from the right.
+# Every pattern ends a word between a letter or digit and a character that is neither. \p{Cs}: an undecoded byte
+# (surrogateescape). (?r) searches from the right.
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}\p{Cs}])')
 
 def blocks(chunks, size, special_tokens=()):
-    """Joins UTF-8 chunks, cut anywhere, into blocks of `size` bytes or more, cut where no token can cross."""
+    """Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes, cut where no token can cross."""
     special = special_pattern(special_tokens, bytes)
-    longest = max(map(len, map(str.encode, special_tokens)), default=1)
+    longest = max([len(token.encode()) for token in special_tokens], default=1)
     rest, wanted = bytearray(), size
     for chunk in chunks:
         rest += chunk
@@ -276,19 +271,18 @@ def blocks(chunks, size, special_tokens=()):
         wanted = max(size, 2 * len(rest))       # without a cut, do not search again for every chunk
     yield bytes(rest)
 
-def find_cut(raw, sight, special):
+def find_cut(raw, limit, special):
     """
     Returns the last position where bytes can be cut: a SAFE_CUT after all special tokens, else after the last of them,
-    else 0. A special token that begins after `sight` may be incomplete.
+    else 0. A special token that begins after `limit` may be incomplete.
     """
-    found = special.finditer(raw) if special else []
-    cut = max([match.end() for match in found if match.start() <= sight], default=0)
-    sight = max(cut, sight)
-    for begin in max(cut, sight - 1000), cut:           # most texts have a cut near the end
-        text = raw[begin:sight].decode(errors='surrogateescape')
+    cut = max([match.end() for match in special.finditer(raw) if match.start() <= limit], default=0)
+    limit = max(cut, limit)
+    for begin in max(cut, limit - 1000), cut:           # most texts have a cut near the end
+        text = raw[begin:limit].decode(errors='surrogateescape')
         match = SAFE_CUT.search(text)
         if match:
-            return sight - len(text[match.start():].encode(errors='surrogateescape'))
+            return limit - len(text[match.start():].encode(errors='surrogateescape'))
     return cut
 
 def read_blocks(file, path, special_tokens):
@@ -328,7 +322,7 @@ def parallel_map(function, items, workers):
             while waiting:
                 yield waiting.popleft().result()
     except OSError as e:
-        for process in multiprocessing.active_children():       # otherwise both processes would wait forever
+        for process in multiprocessing.active_children():       # otherwise the pool would wait forever for them
             process.kill()
         raise UserError(f'cannot use {workers} workers ({e}); use --workers=1, or run ulimit -n 4096 first')
 
@@ -397,7 +391,7 @@ def cut_table(pattern):
     for text in product(EXAMPLES, repeat=3):
         words = regex.finditer(PATTERNS[pattern], ''.join(text))
         cut_at = {word.start() for word in words}
-        kinds = of_char[[*map(ord, text)]]
+        kinds = of_char[[ord(character) for character in text]]
         for i, pair in enumerate(zip(kinds, kinds[1:])):
             if i not in cut_at:
                 table[pair] &= BETWEEN
@@ -494,7 +488,8 @@ PADDING = np.array([[0] * size + [0xff] * (16 - size) for size in range(17)], np
 class Pieces:
     """
     Numbers the distinct pieces of texts. `all` lists them by number; 0 is none and 1 the separator 0xff. A piece of up
-    to 15 bytes, padded with 0xff, is its own key. A longer one has its number in `long`, then eight of its bytes.
+    to 15 bytes, padded with 0xff, is its own key. That of a longer one is its number in `long` and its bytes 9 to 16,
+    which do not end with 0xff.
     """
     def __init__(self, pattern):
         self.pattern = pattern
@@ -545,10 +540,8 @@ class WordCounter:
         self.counts = np.zeros(2, int)          # 0 and the separator are known
 
     def __call__(self, raw):
-        if self.special:
-            raw = self.special.sub(b'\xff', raw)
         known = len(self.counts)
-        numbers = self.pieces.read(raw)
+        numbers = self.pieces.read(self.special.sub(b'\xff', raw))
         counts = np.bincount(numbers, minlength=len(self.pieces.all))
         counts[:known] += self.counts
         self.counts = counts
@@ -589,7 +582,7 @@ def check_vocab_size(vocab_size, special_tokens):
 def merge_words(counts, vocab_size, special_tokens=()):
     """Returns what train_bpe does, from {word as bytes: count}. Equal to plain_train."""
     state = Merging(counts, vocab_size - len(special_tokens))
-    for batch in iter(state.next_batch, []):
+    while batch := state.next_batch():
         state.merge(batch)
     tokens = state.vocab + [token.encode() for token in special_tokens]
     return dict(enumerate(tokens)), state.merges
@@ -638,12 +631,12 @@ class Merging:
 
         # A merge at a place removes a token and adds at most two pairs, so 3 n is room for all. A pair's row in the
         # last three: a << 32 | b, its number of places, its frequency.
-        self.num_places = 1
+        self.num_places = 1         # number 0 stands for no pair
         self.places = np.zeros(3 * n, np.int32)
         self.pair_ids, self.size, self.count = np.zeros((3, 3 * n), int)
         self.pair_at = np.zeros(n, np.int32)
         self.pool = []
-        self.floor = 1 << 62
+        self.floor = 1 << 62        # nothing enters the pool before it is filled
         self.number_pairs(np.arange(n - 1))
 
     def number_pairs(self, at):
@@ -731,8 +724,8 @@ class Merging:
 
     def overtaken(self, batch, at, new):
         """
-        Returns how many pairs of the batch come before every pair that an earlier one makes (its new token with a
-        neighbor). The right neighbor may be merged, too: (ab, c) is counted for (ab, cd), which sorts just above it.
+        Returns how many pairs of the batch to merge: those that come before every pair that an earlier one makes (its
+        new token with a neighbor). A right neighbor is seen as it was: (ab, c) for (ab, cd), which sorts just above it.
         """
         left = self.ids[self.previous[at]]
         right = self.ids[self.next[self.next[at]]]
@@ -751,7 +744,7 @@ class Merging:
 # -----------------------------------------------------------------------------
 # encoding and decoding with arrays
 
-LONG_TEXT = 3000        # a text of more characters is faster with arrays (20 take 45 us instead of 2)
+LONG_TEXT = 3000        # a text of more characters is faster with arrays (20 take 45 us with arrays, 2 without)
 LONG_PIECE = 128        # a piece of more bytes is faster alone
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
@@ -936,7 +929,7 @@ def load_tokenizer(path):
     if path.is_dir():
         path /= 'tokenizer.json'
     if path.suffix != '.json' or not path.exists():
-        raise UserError(f'{path} is missing or has another format; {make_tokenizer_json(path.parent)}')
+        raise UserError(f'{path} is missing or is not a .json; put one there, made by prepare.py or by transformers')
     try:
         tok = read_ours(read_json(path)) or ForeignTokenizer(path)
     except Exception as e:      # tokenizers raises plain Exceptions
@@ -944,14 +937,6 @@ def load_tokenizer(path):
                         f'prepare.py, or, after `pip install tokenizers`, that of most language models')
     tok.eot = next(iter(find_ends(path.parent, *map(tok.special_ids.get, ENDS))), None)
     return tok
-
-def make_tokenizer_json(folder, data=Path()):
-    """Returns how a tokenizer.json gets into a model's folder. data: that of nanoGPT's input.txt"""
-    if any(folder.glob('*.model')) or (folder / 'vocab.json').exists():
-        return f'run: pip install transformers sentencepiece protobuf && {conversion("AutoTokenizer", folder)}'
-    characters = command('prepare.py', f'--dataset={data}/input.txt', '--tokenizer=char')
-    return (f"for GPT-2's ids, run: hf download openai-community/gpt2 tokenizer.json --local-dir='{folder}'; for "
-            f"nanoGPT's characters, run: {characters} && cp data/input-char-*/tokenizer.json '{folder}'")
 
 # Settings that have no effect on our ids
 NO_EFFECT = 'version', 'truncation', 'padding', 'decoder', 'normalized', 'unk_token', 'fuse_unk'
@@ -964,7 +949,7 @@ def essence(part):
     return [essence(item) for item in part] if isinstance(part, list) else part
 
 def read_ours(data):
-    """Returns our tokenizer that would write this tokenizer.json (but for its spelling), None if there is none."""
+    """Returns our tokenizer that would write this tokenizer.json (see essence), or None."""
     model, pre_tokenizer = data['model'], data['pre_tokenizer']
     try:
         special = {token['content']: token['id'] for token in data['added_tokens']}
@@ -983,7 +968,7 @@ def read_ours(data):
             merges = [(tokens[a], tokens[b]) for a, b in pairs]
             kind = WordTokenizer if model.get('ignore_merges') else Tokenizer
             tok = kind({id: tokens[token] for token, id in vocab.items()}, merges, special, pattern)
-    except (LookupError, TypeError, ValueError, UserError):         # it has what ours never have
+    except (LookupError, TypeError, ValueError):        # it has what ours never have
         return None
     return tok if essence(tok.to_json()) == essence(data) else None
 
