@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, check_range, conversion, count, file_sha256, read_json, new_folder, write
+from configurator import UserError, check_range, count, file_sha256, read_json, new_folder, write
 
 CHOICES = dict(norm=('rms', 'layer', 'none'), norm_position=('pre', 'post'), position=('rope', 'learned', 'none'),
                mlp=('swiglu', 'silu', 'gelu'), attention=('flash', 'naive'))
@@ -126,7 +126,7 @@ def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     Returns softmax(q k^T / sqrt(hs)) v. q (..., nh, T, hs), k and v (..., nkv, S, hs) -> (..., nh, T, hs)
 
     Each key head serves nh / nkv query heads. mask (..., nh, T, S): True where a query may look, or numbers to add to
-    the scores. causal: a query sees the keys up to its own. If you change it, let Attention.forward call nothing else.
+    the scores. causal: a query sees the keys up to its own. After a change, let Attention.forward call nothing else.
     """
     *heads, T, hs = q.shape
     S = k.size(-2)
@@ -384,8 +384,8 @@ class GPT(nn.Module):
         `table`, by layer name, or else sqrt(2 / (d_in + d_out)); with learned positions, they are GPT-2's.
         """
         c = self.config
-        # Blocks add nothing at first, so with a tied head, the input token's logit is about n_embd * std. At
-        # log(1 + vocab_size / 12), the loss still starts within log(1 + 1/12) of a uniform guess.
+        # Blocks add nothing at first, so with a tied head, the input token's logit is about n_embd * std. If that is at
+        # most log(1 + vocab_size / 12), the loss still starts within log(1 + 1/12) of a uniform guess.
         tied = min(0.02, math.log(1 + c.vocab_size / 12) / c.n_embd)
         table = dict(embed_tokens=tied if c.tie_weights else 0.5, embed_values=0.02, o_proj=0.0, down_proj=0.0)
         if c.position == 'learned':
@@ -436,7 +436,7 @@ class GPT(nn.Module):
         if self.padding:
             ids = torch.arange(logits.size(-1), device=logits.device)
             logits.masked_fill_(ids >= self.config.vocab_size, float('-inf'))
-        # as above, but without targets of -100
+        # cross_entropy(), but without targets of -100
         losses = dict(loss=F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
         self.losses = {name: loss.detach() for name, loss in losses.items()}
         return sum(losses.values())
@@ -460,7 +460,7 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
 
     def flops_per_token(self, T=None):
-        """Returns the training FLOPs per token (arXiv:2204.02311, appendix B)."""
+        """Returns the training FLOPs per token of T, all attended to (arXiv:2204.02311); T = 0: of matmul weights."""
         c = self.config
         T = c.block_size if T is None else T
         assert all(w.dim() < 3 for w in self.parameters()), 'the FLOPs of weights with three dimensions are unknown'
@@ -468,15 +468,14 @@ class GPT(nn.Module):
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
-# The machine. In all files, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with
-# these names may also be 'auto', and only a script's main() reads them.
+# The machine. Here, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with these
+# names may also be 'auto'.
 
 # Dense bf16 FLOP/s (fp16 for V100 and T4), without sparsity, from data sheets and architecture papers of NVIDIA and
 # AMD. RTX 3060 and 4070 have twice the FLOP/s of their shaders, as the other GeForce cards have in their papers.
 PEAK_FLOPS = {
-    'GB200': 2500e12, 'B300': 2250e12, 'B200': 2250e12, 'GH200': 989e12, 'H200': 989e12, 'H20': 148e12,
-    'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12, 'MI300X': 1307e12,
-    'A100': 312e12, 'A10G': 70e12, 'A10': 125e12, 'A40': 149.7e12, 'A6000': 154.8e12,
+    'B200': 2250e12, 'GH200': 989e12, 'H200 NVL': 835e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100 NVL': 835e12,
+    'H100': 989e12, 'MI300X': 1307e12, 'A100': 312e12, 'A10G': 70e12, 'A10': 125e12, 'A6000': 154.8e12,
     'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12, 'RTX 6000 Ada': 364.2e12,
     'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 4070': 58.3e12,
     'RTX 3090': 71e12, 'RTX 3080': 59.5e12, 'RTX 3060': 25.5e12,
@@ -586,7 +585,7 @@ LLAMA_FIXED = dict(hidden_act='silu', rope_scaling=None, rope_type='default', sl
 QWEN3_FIXED = dict(use_sliding_window=False, attention_bias=False, **LLAMA_FIXED)
 GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
 
-# model_type: (class in transformers, keys, values of fields without a key, fixed settings)
+# model_type: (class in transformers, keys, values of fields that a file does not give, fixed settings)
 FAMILIES = dict(
     llama=('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
     qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), QWEN3_FIXED),
@@ -594,7 +593,7 @@ FAMILIES = dict(
 )
 
 def family(config):
-    """Returns the model_type that can express this config, or 'gpt_ablation'. Other fields must have our defaults."""
+    """Returns the model_type that can express this config, or 'gpt_ablation'."""
     for kind, (_, keys, values, _) in FAMILIES.items():
         ours = {name: getattr(config, name) for name in (*keys.values(), *UNSAVED_FIELDS)}
         with suppress(UserError):       # for example, rope with an odd head_dim
@@ -619,17 +618,18 @@ def import_config(folder):
     """Returns the GPTConfig that config.json describes. Raises UserError if it is not supported."""
     d = read_json(folder / 'config.json')
     kind = d.get('model_type')
-    if kind == 'gpt_ablation':
-        return GPTConfig(**d['gpt_config'])
-    if kind not in FAMILIES:
+    if kind not in ('gpt_ablation', *FAMILIES):
         raise UserError(f'the architecture {kind!r} is not supported; use a model of one of {", ".join(FAMILIES)}')
-    _, keys, values, _ = FAMILIES[kind]
-    d.update(d.get('rope_parameters') or {})        # transformers 5 has rope_theta and rope_type there
-    found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
-    missing = {*keys.values()} - found.keys() - values.keys()
-    if missing:
-        raise UserError(f'{folder}/config.json lacks keys for {", ".join(missing)}; add them')
-    config = GPTConfig(**(values | found))
+    try:
+        if kind == 'gpt_ablation':
+            return GPTConfig(**d['gpt_config'])
+        _, keys, values, _ = FAMILIES[kind]
+        d.update(d.get('rope_parameters') or {})        # transformers 5 has rope_theta and rope_type there
+        found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
+        fields = values | found
+        config = GPTConfig(**{name: fields[name] for name in {*values, *keys.values()}})
+    except (LookupError, TypeError, ValueError) as e:
+        raise UserError(f'{folder}/config.json describes no model ({type(e).__name__}: {e}); use another one')
     for name, value in settings(kind, config).items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r:.60} is not supported, only {value!r:.60}; use another model')
@@ -692,7 +692,8 @@ def weights_on_disk(model):
     return to_gpt2(tensors) if family(model.config) == 'gpt2' else tensors
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template
-KEPT = 'tokenizer*', 'vocab.json', 'merges.txt', '*_tokens*.json', 'generation_config.json', 'chat_template*'
+KEPT = ('tokenizer.json', 'tokenizer_config.json', 'tokenizer.model', 'vocab.json', 'merges.txt', 'added_tokens.json',
+        'special_tokens_map.json', 'generation_config.json', 'chat_template.jinja')
 
 def find_folder(name):
     """Returns the folder of a model: this one, a run's newest intact checkpoint, or a download. Raises UserError."""
@@ -705,7 +706,7 @@ def find_folder(name):
         raise UserError(f'{folder} has no checkpoint yet; wait for the first one, or use another folder')
     import_config(folder)           # Raises before any text is prepared for it
     if not any(folder.glob('model*.safetensors')):
-        raise UserError(f'{name} has no model.safetensors; run: {conversion("AutoModelForCausalLM", name)}')
+        raise UserError(f'{name} has no model.safetensors; make one with save_pretrained of transformers')
     return folder
 
 def download(name):
@@ -742,7 +743,7 @@ def load_model(folder, **overrides):
         for name in PADDED:
             tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors)          # copies, in float32
-    except (SafetensorError, FileNotFoundError, RuntimeError, KeyError) as e:
+    except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'config.json and model*.safetensors in {folder} do not match ({str(e)[:300]}); use others')
     return model.eval()
 
@@ -753,7 +754,7 @@ MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 
 def keep_from(folder):
     """Returns the files that a model keeps when it is trained further, {name: bytes}."""
-    return {path.name: path.read_bytes() for pattern in KEPT for path in folder.glob(pattern) if path.is_file()}
+    return {name: (folder / name).read_bytes() for name in KEPT if (folder / name).is_file()}
 
 def write_json(path, content):
     write(path, json.dumps(content, indent=1))
