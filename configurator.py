@@ -47,13 +47,16 @@ class Options(dict):
         self.source = {}
         self.mirrors = []
 
+    def begin(self, arguments):
+        """Sets options from arguments, and all others to their defaults. Raises UserError."""
+        self.update(self.defaults)
+        self.source.clear()
+        self.read(arguments)
+
     def read(self, arguments):
         """Sets options from arguments, left to right. Raises UserError."""
         for argument in arguments:
-            if argument.startswith('--'):
-                found = read_pair(argument, self)
-            else:
-                found = run_file(argument, self)
+            found = read_pair(argument, self) if argument.startswith('--') else run_file(argument, self)
             self.update(found)
             self.source.update(dict.fromkeys(found, argument))
         for mirror in self.mirrors:
@@ -63,16 +66,14 @@ class Options(dict):
 def configure(script, *others, quiet=False):
     """
     Overrides the options of a script from the command line, if it was launched, and returns all of them as Options.
-
-    script: the globals() of the script. others: modules and classes whose options it also takes, as train.py takes
-    those of prepare.py and the fields of GPTConfig. The new values are written to the globals of the script and of
-    those modules, and to their config; classes stay as they are. quiet: do not print what was set. A launched script
-    exits with one line and status 2 if an argument cannot be read.
+    script: its globals(). others: modules and classes whose options it also takes, as train.py takes those of
+    prepare.py and the fields of GPTConfig. New values are written to the globals and the config of the script and of
+    those modules; classes stay as they are. quiet: do not print what was set.
     """
     options = Options({})
     for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
-        config = space.get('config')        # of a module, or of an earlier run of the script in a notebook
-        if not isinstance(config, Options):
+        config = space.get('config')        # a module's options, or those of an earlier run in a notebook
+        if not isinstance(config, Options):         # a notebook may have a config of its own
             config = Options({})
         config.source = options.source
         for name, value in space.items():
@@ -101,15 +102,15 @@ def read_pair(argument, options):
     default = options.defaults.get(name)
     kind = type(default)
     if not equals:
-        value = True            # a switch, such as --wandb_log; fit() refuses it for most other options
+        value = True            # a switch, such as --wandb_log; check_value() refuses it for most other options
     elif value.lower() in ('true', 'false') and (kind is bool or default == 'auto'):
         value = value.lower() == 'true'
     elif kind in (int, float):
-        with suppress(ValueError):      # fit() raises an error for what is not a number
+        with suppress(ValueError):      # check_value() raises an error for what is not a number
             value = kind(value)
-    return {name: fit(value, name, options, argument)}
+    return {name: check_value(value, name, options, argument)}
 
-def fit(value, name, options, where):
+def check_value(value, name, options, where):
     """Returns a value in the type of the option's default (an int may become a float). Raises UserError."""
     if name not in options:
         near = difflib.get_close_matches(name, options, 1)
@@ -121,25 +122,22 @@ def fit(value, name, options, where):
         return value
     if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is str and not name.endswith(('start', 'separator')):         # these are text, not paths
+    if type(value) is str and name not in ('start', 'sample_start', 'separator'):       # these are text, not paths
         path = value.removeprefix('auto:')
-        value = value.removesuffix(path) + os.path.expanduser(path)         # a shell does not expand ~ after =
+        value = value.removesuffix(path) + os.path.expanduser(path)         # a shell leaves the ~ of --x=~/y as it is
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
     return value
 
 def run_file(path, options):
-    """
-    Runs a config file with the options so far. Returns {name: value} of the options that it changes. Repeating a value
-    does not count as setting it, because the config.py of a run names every option. Raises UserError.
-    """
+    """Runs a config file with the options so far. Returns {name: value} of those that it changes. Raises UserError."""
     if not path.endswith('.py') or not os.path.isfile(path):
         raise UserError(f'{path} is not a config file; use one (`ls config`), --key=value (to train on a text, '
                         f'--dataset={path}), or --help')
     try:
         found = runpy.run_path(path, options)         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix
-        where = path            # The text of a SyntaxError has the line
+        where = path            # enough for a SyntaxError, whose text has the line
         for frame in inspect.getinnerframes(e.__traceback__):
             if frame.filename == path:
                 where = f'{path}, line {frame.lineno}'
@@ -149,13 +147,13 @@ def run_file(path, options):
     for name, value in found.items():
         if name.startswith('_') or not name.islower() or inspect.ismodule(value) or callable(value):
             continue            # the file's own names
-        value = fit(value, name, options, path)
-        if value != options[name]:
+        value = check_value(value, name, options, path)
+        if value != options[name]:          # the config.py of a run names every option, but did not set every one
             changed[name] = value
     return changed
 
 # -----------------------------------------------------------------------------
-# Help, errors, output, files
+# Help, and checks of options
 
 # options that people type from habit, and what to do here instead
 FOREIGN = {
@@ -163,9 +161,8 @@ FOREIGN = {
         "nanoGPT's batch_size * gradient_accumulation_steps, and micro_batch_size to nanoGPT's batch_size",
     'eval_iters': 'set eval_tokens to eval_iters * batch_size * block_size',
     'decay_lr': 'for a constant rate, set --min_lr to --learning_rate',
-    'always_save_checkpoint': 'a checkpoint is saved every save_interval steps, and the best is kept',
-    'num_epochs': 'set max_iters; the start-up lines print how many epochs that is',
-    'what': 'run `python bench.py` with these arguments',
+    'lr_decay_iters': 'the rate reaches min_lr at max_iters, so leave it out',
+    'always_save_checkpoint': 'a checkpoint is saved after each evaluation, and the best is kept',
     'question': 'run `python bench.py` with these arguments',
 }
 
@@ -192,7 +189,7 @@ def print_help(others):
         print(f'\n# {inspect.getfile(space)}\n{options[1]}')
 
 # -----------------------------------------------------------------------------
-# errors, output and files
+# Errors and printed lines
 
 class Diverged(UserError):
     """The loss or a weight became nan or inf."""
@@ -239,11 +236,23 @@ def launch(main):
     print(line, file=sys.stderr)
     sys.exit(status)
 
+def count(n, noun):
+    """count(1, 'file') -> '1 file', count(2000, 'file') -> '2,000 files'"""
+    return f'{n:,} {noun}' + 's' * (n != 1)
+
+def command(script, *arguments):
+    """Returns a command to paste: command('sample.py', '--out_dir=my run') -> "python sample.py '--out_dir=my run'"."""
+    path = os.path.relpath(Path(__file__).with_name(script))
+    return shlex.join(['python', path, *arguments])
+
+# -----------------------------------------------------------------------------
+# Files
+
 def read_json(path):
     """Returns the object in a JSON file, as a dict. Raises UserError."""
     try:
         return {**json.loads(Path(path).read_text('utf-8'))}
-    except (OSError, ValueError, TypeError) as e:       # a TypeError for a list, say
+    except (OSError, ValueError, TypeError, RecursionError) as e:       # a TypeError for a list, say
         raise UserError(f'cannot read {path} ({e}); check the path, or make the file again')
 
 def file_sha256(path):
@@ -256,6 +265,7 @@ def file_sha256(path):
 def write(path, text):
     """Replaces a file's text atomically, so that readers see either the old text or the new one."""
     unfinished = path.with_name(f'.{path.name}.partial')
+    unfinished.unlink(missing_ok=True)          # a leftover, or a link to another file
     unfinished.write_text(text, encoding='utf-8', errors='backslashreplace')        # a path may not be UTF-8
     unfinished.replace(path)
 
@@ -268,9 +278,10 @@ def sync(path):
 
 def lock(path, wait=True):
     """
-    Returns a context in which this process holds a lock file. If another one holds it, waits or raises UserError. If
-    files cannot be locked, as in some network folders, warns and returns a context without a lock.
+    Takes a lock file, and returns a context that gives it back at its end. If another process holds it, waits or raises
+    UserError. If files cannot be locked, as in some network folders, warns and returns a context without a lock.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return FileLock(path).acquire(timeout=0)
     except Timeout:
@@ -300,23 +311,3 @@ def new_folder(folder):
         sync(folder.parent)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-# -----------------------------------------------------------------------------
-# printed texts
-
-def count(n, noun):
-    """count(1, 'file') -> '1 file', count(2000, 'file') -> '2,000 files'"""
-    return f'{n:,} {noun}' + 's' * (n != 1)
-
-def command(script, *arguments):
-    """Returns a command to paste: command('sample.py', '--out_dir=my run') -> "python sample.py '--out_dir=my run'"."""
-    path = Path(__file__).with_name(script)
-    if path.parent == Path.cwd():
-        path = path.name
-    return shlex.join(['python', str(path), *arguments])
-
-def conversion(kind, folder):
-    """Returns a command that saves a model's files in current formats. kind: a transformers class."""
-    path = json.dumps(str(folder))
-    code = f'from transformers import {kind} as A; A.from_pretrained({path}).save_pretrained({path})'
-    return shlex.join(['python', '-c', code])
