@@ -64,8 +64,6 @@ TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
 def check_options(tokenizer, vocab_size):
     """Raises UserError if an option's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
-        if tokenizer.endswith('tokenizer.json'):        # its error names what the folder has
-            load_tokenizer(tokenizer)
         raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)}, or the path of a '
                         f'tokenizer.json')
     if pattern not in PATTERNS:
@@ -81,8 +79,8 @@ def check_options(tokenizer, vocab_size):
 # -----------------------------------------------------------------------------
 # Files and their splits
 
-DATASETS = {    # files in a repo on the Hugging Face hub or at a url; start: the first words of train.py's samples
-    'python': dict(source=f'Python {sys.version.split()[0]}', separator='', start='def'),       # its standard library
+DATASETS = {    # files in a repo on the Hugging Face hub or at a url
+    'python': dict(source=f'Python {sys.version.split()[0]}', separator=''),       # its standard library
     'tinystories': dict(repo='roneneldan/TinyStories',
                         train=['TinyStoriesV2-GPT4-train.txt'], val=['TinyStoriesV2-GPT4-valid.txt']),
     'openwebtext': dict(repo='stanford-cs336/owt-sample', train=['owt_train.txt.gz'], val=['owt_valid.txt.gz']),
@@ -213,7 +211,7 @@ def cut_text(path, separator):
     pattern = special_pattern(forms, bytes)
     with opened(path) as file:
         for block in read_blocks(file, path, forms):
-            *documents, rest = pattern.split(block)[::2] if pattern else [block]
+            *documents, rest = pattern.split(block)[::2]
             for text in documents:
                 yield text + b'\xff'
             yield rest
@@ -274,14 +272,14 @@ ROWS = {'.jsonl': json_rows, '.ndjson': json_rows, '.json': json_rows, '.csv': c
 # The validation split, and batches (split, raw) of about BLOCK bytes
 
 def join_parts(parts):
-    """Joins (split, part of a text) into batches."""
+    """Joins (split, part of a text) into batches. A 0xff separates documents; there is none after a split's last."""
     waiting = defaultdict(bytearray)
     for split, part in parts:
-        waiting[split] += part
         if len(waiting[split]) >= BLOCK:
             yield split, bytes(waiting.pop(split))
+        waiting[split] += part
     for split, rest in waiting.items():
-        yield split, bytes(rest)
+        yield split, bytes(rest).removesuffix(b'\xff')
 
 FEW = 200       # With fewer documents, the text is split by position.
 
@@ -369,7 +367,7 @@ def encode_batch(tok, batch):
 # -----------------------------------------------------------------------------
 # The data folder. It is written under another name, and renamed when it is complete and on the disk.
 
-FORMAT = 1      # If you change which tokens a text becomes, raise it, and all folders are made again.
+FORMAT = 2      # If you change which tokens a text becomes, raise it, and all folders are made again.
 
 def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     """Returns a data set's folder, or dataset itself if it is one. One process makes a missing folder, others wait."""
@@ -384,17 +382,16 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     texts = [identify(dataset), identify(val_dataset) if val_dataset else '']
     folder = Path(f'data/{data_name(dataset)}-{kind}-{short_hash(json.dumps([settings, texts]))}')
     if not folder.exists():
-        os.makedirs('data', exist_ok=True)
         with lock(folder.with_name(f'.{folder.name}.lock')):
             if not folder.exists():         # Another process may have made it meanwhile
                 make_folder(folder, dataset, tokenizer, settings)
     return folder
 
 def separator_of(dataset):
-    r"""Returns the text between documents. \n, \r and \t are escapes, because line breaks are hard to type."""
+    r"""Returns the text between documents. \n and \t are escapes, because line breaks are hard to type."""
     known = DATASETS.get(dataset, {}).get('separator', separator)
     typed = known if separator == END_OF_TEXT else separator
-    return typed.replace('\\n', '\n').replace('\\r', '\r').replace('\\t', '\t').replace('\r\n', '\n')
+    return typed.replace('\\n', '\n').replace('\\t', '\t')
 
 def data_name(dataset):
     """Returns the name of a data set, or that of a file or folder without suffixes: 'texts/books.txt.xz' -> 'books'"""
@@ -429,9 +426,10 @@ def make_folder(folder, dataset, tokenizer, settings):
     tok = make_tokenizer(tokenizer, settings['vocab_size'], join_parts(read('learning tokens')))
     source = DATASETS.get(dataset, {}).get('source', dataset)
     meta = dict(settings, dataset=dataset, source=source, val_dataset=val_dataset, tokenizer=tokenizer,
-                vocab_size=tok.vocab_size, eot=tok.eot, dtype=np.dtype(tok.dtype).str)
+                vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str)
     with new_folder(folder) as new:
         meta.update(write_shards(new, tok, join_parts(read('encoding'))))
+        meta['eot'] = tok.eot if meta['train']['documents'] > 1 else None       # None: the model never sees an end
         tok.save(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(meta, indent=1))
     print_summary(meta, tok)
@@ -464,14 +462,15 @@ def write_shards(folder, tok, batches):
             path = folder / f'{split}_{i:03d}.bin'
             shards.append(dict(name=path.name, tokens=min(tokens - start, shard_tokens), sha256=file_sha256(path)))
         meta[split]['shards'] = shards
+        meta[split]['documents'] += 1           # the last has no end
     return meta
 
 def print_summary(meta, tok):
     """Prints statistics of each split and of the vocabulary."""
     for split in 'train', 'val':
         m = meta[split]
-        print(f'{split:14} | {count(max(m["documents"], 1), "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
-              f'tokens | {m["bytes"] / m["tokens"]:.2f} bytes per token')         # A document counts where it ends
+        print(f'{split:14} | {count(m["documents"], "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
+              f'tokens | {m["bytes"] / m["tokens"]:.2f} bytes per token')
     longest = sorted(tok.vocab.values(), key=lambda token: len(token.strip()))[-5:]
     longest = [token[:40].decode(errors='replace') for token in longest]
     print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
@@ -503,7 +502,7 @@ def read_nanogpt(folder):
     meta['eot'] = 50256 if meta['ids'] == 50257 else None           # GPT-2's
     if (folder / 'tokenizer.json').exists():
         tok = load_tokenizer(folder / 'tokenizer.json')
-        meta.update(ids=tok.vocab_size, eot=tok.eot)
+        meta.update(ids=tok.vocab_size, eot=tok.eot if tok.eot in range(meta['ids']) else None)
     return dict(meta, vocab_size=meta['ids'])
 
 def data_hash(meta):
