@@ -28,7 +28,7 @@ from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 out_dir = ''            # a run, checkpoint or Hugging Face folder, or owner/model on the hub ('': newest run in out/)
-start = ''              # the prompt, or FILE:path ('': the end-of-text token, after which a new document begins)
+start = ''              # the prompt, or FILE:path ('': a new document, or if the model saw only one, a line)
 num_samples = 4         # number of texts, generated as one batch
 max_new_tokens = 256    # tokens per text (fewer if a text ends)
 temperature = 0.8       # below 1 favors likely tokens; 0 always takes the likeliest
@@ -36,8 +36,7 @@ top_k = 0               # draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # draw only from the likeliest tokens that together have this probability
 seed = 1337             # same seed, device and options: same text (compiled for a GPU: up to rounding)
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16). On a CPU, in GGUF, and for one
-                        # text that is compiled, it may apply to matrices only
+dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16); on a CPU, matrices only
 compile = False         # generate faster, after half a minute or more of compiling
 gguf = ''               # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
@@ -47,10 +46,10 @@ def next_token_probs(logits, texts=(), temperature=1.0, top_k=0, top_p=1.0):
     """
     Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
     logits / temperature over the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus
-    sampling, arXiv:1904.09751). ids is None if all tokens are kept, in order. texts: all ids of each text so far. A new
-    option may depend on them, and change logits in place.
+    sampling, arXiv:1904.09751). ids is None if all tokens are kept, in order. texts: all ids of each text so far, for
+    new options, which may also change logits in place.
     """
-    if temperature == 0:
+    if temperature < 1e-5:          # logits / temperature would overflow
         top_k, temperature = 1, 1.0
     ids = None
     if 0 < top_k < logits.size(-1):
@@ -60,15 +59,12 @@ def next_token_probs(logits, texts=(), temperature=1.0, top_k=0, top_p=1.0):
     probs = F.softmax(logits / temperature, -1)
     if top_p < 1:
         before = probs.cumsum(-1) - probs               # the sum over all likelier tokens
-        probs = probs.masked_fill(before >= top_p, 0)
+        probs[:, 1:] = probs[:, 1:].masked_fill(before[:, 1:] >= top_p, 0)      # the likeliest always stays
         probs = probs / probs.sum(-1, keepdim=True)
     return probs, ids
 
 def draw(probs, ids, u):
-    """
-    Draws one id per row from the probs and ids of next_token_probs, and returns them (B,). u (B,) has a random number
-    in [0, 1) for each row: it picks the first id at which the sum of the probabilities so far exceeds it.
-    """
+    """Draws ids (B,) from the probs and ids of next_token_probs: the first at which the sum of probs exceeds u (B,)."""
     edges = probs.cumsum(-1)
     target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, also when rounded
     i = torch.searchsorted(edges, target, right=True)
@@ -89,18 +85,6 @@ def fill(model, texts, cache):
     lengths = torch.tensor([len(context) for context in contexts], device=device)
     return model.prefill(pad_sequence(contexts, batch_first=True), lengths, cache)
 
-def start_reading(ids):
-    """Starts to copy ids (B,) from the device. Returns a function that waits for this copy alone and returns a list."""
-    if not ids.is_cuda:
-        return ids.tolist
-    host, copied = ids.to('cpu', non_blocking=True), torch.cuda.Event()
-    copied.record()
-
-    def read():
-        copied.synchronize()
-        return host.tolist()
-    return read
-
 @torch.no_grad()
 def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, **sampling):
     """
@@ -120,14 +104,18 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
     for i in range(max_new_tokens):
         if logits is None:
             logits = fill(model, texts, cache)
-        logits = logits[:, :vocab_size].clone()         # which sampling options may change
+        logits = logits[:, :vocab_size].clone()         # so that new options may change it, unlike an inference tensor
         ids = draw(*next_token_probs(logits, texts, **sampling), u[i])
         # Start the next step before reading the ids of this one, so that a GPU does not wait for Python.
-        read = start_reading(ids)
+        drawn = ids
+        if ids.is_cuda:
+            drawn, copied = ids.to('cpu', non_blocking=True), torch.cuda.Event()
+            copied.record()
         used = max(len(text) - begin for text, begin in zip(texts, cache.begins))
         logits = model.decode(ids[:, None], cache) if used < cache.size else None
-        ids = read()
-        ids = [ends[0] if b in ended else id for b, id in enumerate(ids)]
+        if ids.is_cuda:
+            copied.synchronize()
+        ids = [ends[0] if b in ended else id for b, id in enumerate(drawn.tolist())]
         yield ids
         ended.update(b for b, id in enumerate(ids) if id in ends)
         if len(ended) == len(texts):
@@ -138,12 +126,12 @@ def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, *
 def prompt_ids(tok, prompt, ends):
     """
     Returns the prompt's ids, after the tokenizer's opening ids (such as Llama's <s>; ours has none) unless the prompt
-    begins with them. If that is empty, returns the first of `ends`, which a new text follows, or [0].
+    begins with them. If that is empty, returns the first of `ends`, which a new text follows, or those of a line break.
     """
     ids = tok.encode(prompt)
     if ids[:len(tok.opening)] != tok.opening:
         ids = tok.opening + ids
-    return ids or ends[:1] or [0]
+    return ids or ends[:1] or [tok.id_of.get(b'\n', 0)]
 
 def texts_of(steps, tok, ends):
     """Returns the texts that the steps of generate() make up, without their end ids."""
@@ -154,9 +142,8 @@ def texts_of(steps, tok, ends):
 
 def prepare_model(model, device, dtype, compiled, rows):
     """
-    Prepares a model for generation: moves it to `device`, casts it to `dtype`, and may give each Linear a faster
-    forward. If compiled, replaces GPT.decode by a compiled version for one more token of each of `rows` texts. On a
-    CUDA GPU, replays it as a graph.
+    Prepares a model to generate `rows` texts at once: moves it to `device`, casts it to `dtype`, and may give each
+    Linear a faster forward, and the model a compiled decode, which a CUDA GPU replays as a graph.
     """
     packed = dtype == 'float16' and not compiled and can_pack(device)
     one_row = compiled and rows == 1
@@ -214,10 +201,8 @@ class Replayed:
         return self.results
 
 def one_row_linear(layer, x):
-    """
-    Computes Linear.forward, for one row in a loop that is 2 to 3 times as fast as F.linear when compiled. x is float32,
-    because the loop would convert 16 bits again for each row of the matrix.
-    """
+    # For one row, a compiled loop is 2 to 3 times as fast as F.linear. x is float32, because the loop would convert 16
+    # bits again for each row of the matrix.
     if x.numel() > x.size(-1):          # a prompt
         return Linear.forward(layer, x.to(layer.weight.dtype)).to(x.dtype)
     y = (upcast(layer.weight) * x).sum(-1)[None]        # (1, 1, d_out)
@@ -234,15 +219,11 @@ GGUF_KEYS = dict(
 )
 
 def write_gguf(path, model, tok, ends, dtype):
-    """
-    Writes a model and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in float32. The first of
-    `ends`, if any, ends a text. Raises UserError.
-    """
+    """Writes a model and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in float32."""
     import gguf
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
-        raise UserError('only a Llama, Qwen3 or GPT-2 with a BPE tokenizer from prepare.py can be written to GGUF; use '
-                        'another model, or convert_hf_to_gguf.py of llama.cpp')
+        raise UserError('only a Llama, Qwen3 or GPT-2 with our BPE can be written; use convert_hf_to_gguf.py instead')
     unfinished = Path(f'{path}.partial')
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     w = gguf.GGUFWriter(unfinished, kind)
@@ -290,12 +271,10 @@ def add_tokens(w, tok, ends, size, types):
 
 def find_checkpoint(path):
     """Does what find_folder does, but '' means the newest checkpoint of the newest run in out/."""
-    if not path:
-        saved = [*Path('out').glob('*/step_*')]
-        if not saved:
-            raise UserError('no run in out/ has a checkpoint yet; run `python train.py`, which takes about 2 minutes')
-        path = max(saved, key=os.path.getmtime).parent
-    return find_folder(path)
+    saved = [*Path('out').glob('*/step_*')]
+    if not (path or saved):
+        raise UserError('no run in out/ has a checkpoint yet; run `python train.py`, which takes about 2 minutes')
+    return find_folder(path or max(saved, key=os.path.getmtime).parent)
 
 def say(text):          # standard output has only the texts
     print(text, file=sys.stderr)
@@ -319,10 +298,7 @@ def print_texts(run, tok, prompt, ends):
 
 def main():
     check_range(config, 1, math.inf, 'num_samples', 'max_new_tokens')
-    check_range(config, 0, math.inf, 'temperature', 'top_k')
-    check_range(config, 0, 2 ** 64 - num_samples, 'seed')
-    if not 0 < top_p <= 1:
-        raise UserError(f'top_p = {top_p} is not above 0 and at most 1; change --top_p')
+    check_range(config, 0, math.inf, 'temperature', 'top_k', 'top_p', 'seed')
     folder = find_checkpoint(out_dir)
     device = choose_device(config['device'])
     set_up(device)
@@ -330,24 +306,21 @@ def main():
     dtype = choose_dtype(config['dtype'], device, num_samples, compiled)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
-    # A model of nanoGPT's characters has no end of text, but the tokenizer that makes them here has one.
-    ends = [id for id in find_ends(folder, tok.eot) if id < model.config.vocab_size]
+    ends = find_ends(folder)
     if gguf:
         dtype = config['dtype'].replace('auto', 'float16')
         write_gguf(gguf, model, tok, ends, dtype)
         say(f'wrote {gguf}: {model.num_params():,} parameters, {dtype}')
         return
     prompt = start
-    try:
-        if start.startswith('FILE:'):
-            prompt = Path(start[5:]).expanduser().read_text(encoding='utf-8-sig')
-        prompt.encode()             # fails if a byte of the command line was not UTF-8
-    except (OSError, UnicodeError) as e:
-        raise UserError(f'cannot read the prompt {start} ({e}); use UTF-8 text, or FILE: and the path of a file')
+    if start.startswith('FILE:'):
+        try:
+            prompt = Path(start[5:]).expanduser().read_text(encoding='utf-8-sig').removesuffix('\n')    # an editor's
+        except (OSError, UnicodeError) as e:
+            raise UserError(f'cannot read the prompt ({e}); use FILE: and the path of a text in UTF-8')
+    if prompt.endswith(' ') and getattr(tok, 'merges', None):
+        say('the prompt ends with a space; leave it out, because the next token brings its own')
     ids = prompt_ids(tok, prompt, ends)
-    if max(ids) >= model.config.vocab_size:
-        raise UserError(f'the prompt has the id {max(ids)}, but the model has only {model.config.vocab_size:,} tokens; '
-                        f'change --start')
     if len(ids) > model.config.block_size:
         say(f'the prompt has {len(ids)} tokens; the model sees only the last {model.config.block_size} (its context)')
     prepare_model(model, device, dtype, compiled, num_samples)
