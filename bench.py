@@ -11,7 +11,7 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     python bench.py --what=formats                 # range and precision of fp32, fp16, bf16 and fp8
     python bench.py --what=toy                     # the optimizers on a toy problem, at rates from too low to too high
     python bench.py --what=tokenizer --dataset=my_text.txt       # our tokenizer, compared with tiktoken and others
-    python bench.py --what=diagnose --runs=out/python            # statistics of a trained model, layer by layer
+    python bench.py --what=diagnose out/python/config.py         # statistics of a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
     python bench.py config/lab.py config/lab_ablations.py        # an experiment; see config/lab_*.py
 
@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from copy import deepcopy
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -59,7 +60,7 @@ peak_tflops = 989.5     # resources: dense peak of a GPU (an H100 in bfloat16; t
 mfu = 0.4               # resources: the share of the peak that training reaches
 tokens = 0.0            # resources: tokens to train on, such as 15e12 (0: those of the run)
 flop_budget = 0.0       # resources: FLOPs to spend on a model of the best size (0: those of the run)
-runs = ''               # curves: run folders, separated by commas; diagnose: one run folder ('': the newest)
+runs = ''               # curves: run folders, separated by commas
 variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by semicolons
 seeds = 3               # compare: runs per variant, with --seed and the seeds after it
 question = ''           # compare, curves: title of the picture
@@ -119,14 +120,19 @@ def print_row(name, *cells):
 # -----------------------------------------------------------------------------
 # Speed of training and generation
 
-def make_step(c, device, dtype, compiled):
-    """Returns a function that runs a training step of a new model, on random tokens unless batches are passed."""
+def make_model(c, device, dtype, compiled):
+    """Returns a new model and its optimizer."""
     model = build(c, device, dtype)
     optimizer = train.Optimizer(model)
     if compiled:
         model = torch.compile(model)
         optimizer.compile()
-    micro = train.divide_batch(c.block_size, device)
+    return model, optimizer
+
+def make_step(c, device, dtype, compiled):
+    """Returns a function that runs a training step of a new model on random tokens."""
+    model, optimizer = make_model(c, device, dtype, compiled)
+    micro = train.micro_batch_sizes(c.block_size, device)[0]
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
     return partial(train.training_step, model, optimizer, train.make_scaler(device, dtype),
                    batches=[random_batch(c, micro, device)] * grad_accum, sequences=train.batch_size,
@@ -144,7 +150,7 @@ def bench_train():
     seconds = measure(make_step(c, device, dtype, compiled), device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
-    print(f'run     | {total:.2g} tokens take about {train.duration(total / rate)}')
+    print(f'run     | {total:.2g} tokens take about {timedelta(seconds=round(total / rate))}')
     if 'cuda' in device:
         print(f'memory  | {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB at most')
     achieved = flops * rate / train.WORLD_SIZE
@@ -206,11 +212,11 @@ def bench_check():
         raise UserError('this device gives wrong results; train with --device=cpu, and please report this')
     print('check   | pass')
 
-UNSCALED = train.make_scaler('cpu', 'float32')
+UNSCALED = train.make_scaler('cpu', 'float32')       # does nothing
 
 def check_step(c, device, dtype, compiled):
     """Returns the loss, clipped gradient and update of a step whose weights are the same on every device."""
-    model, optimizer, _ = make_step(c, device, dtype, compiled).args
+    model, optimizer = make_model(c, device, dtype, compiled)
     torch.manual_seed(train.seed)
     # A new model's weights differ between GPU and CPU, and the last matrices of its blocks are zero
     before = 0.2 * torch.randn(len(optimizer.p)).to(device)
@@ -238,6 +244,7 @@ def bench_toy():
         print_row(name, *[f'{toy_loss(rule, rate):.2g}' for rate in rates])
 
 def toy_loss(rule, rate):
+    """Returns the mean square of 100 numbers p after 10 steps down its gradient, 2 p / 100."""
     p = torch.linspace(-10, 10, 100)
     m, v = torch.zeros(2, 100)
     for t in range(1, 11):
@@ -274,9 +281,9 @@ def memory(c, B, dtype):
     """
     size, w = parameters(c), getattr(torch, dtype).itemsize
     n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
-    norms = size['norm'] * (4 if c.norm == 'layer' else 8)         # bytes per token: one number per norm weight
-    if c.qk_norm:                   # all query heads share their norm's weights, and so do all key heads
-        norms += 8 * L * (c.n_head + c.n_kv_head - 2) * c.head_dim
+    qk = 2 * L * c.head_dim if c.qk_norm else 0         # norm weights that all query heads, or all key heads, share
+    norms = (size['norm'] - qk) * (4 if c.norm == 'layer' else 8)       # bytes per token
+    norms += 4 * qk * (c.n_head + c.n_kv_head)
     hidden = 4 if c.mlp == 'swiglu' else 2
     kv_heads = c.n_kv_head if c.attention == 'naive' else c.n_head      # fused attention repeats them
     found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
@@ -313,7 +320,6 @@ def bench_resources():
     print(f'Chinchilla    | {budget:.3g} FLOPs are best spent on {N:.3g} parameters and {20 * N:.3g} tokens')
 
 def tokens_of(options):
-    """Returns the number of training tokens of a run."""
     return options['max_iters'] * options['batch_size'] * options['block_size']
 
 def print_parts(title, counts):
@@ -348,8 +354,8 @@ def bench_tokenizer():
     tik = tiktoken.Encoding('', pat_str=pattern, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
-            ours=lambda: Tokenizer(tok.vocab, tok.merges).encode_to_numpy(text),
-            ours_again=lambda: tok.encode_to_numpy(text),       # all words are cached now
+            ours=lambda: Tokenizer(tok.vocab, tok.merges).encode_to_numpy(text),        # makes a Tokenizer, too
+            ours_again=lambda: tok.encode_to_numpy(text),       # knows all pieces now
             tiktoken=lambda: tik.encode_to_numpy(text))
     with tempfile.TemporaryDirectory() as folder:
         tok.save(f'{folder}/tokenizer.json')
@@ -372,21 +378,20 @@ def contest(title, text, **contestants):
     size = len(text.encode()) / 1e6
     for name, seconds in found.items():
         print_row(f'{title}: {name}', f'{median(seconds):.2f} s', f'{size / median(seconds):.1f} MB/s',
-                  f'{median(seconds) / median(found["ours"]):.2f} x ours')
+                  f'{median(seconds) / median(found["ours"]):.2f} x our time')
 
 # -----------------------------------------------------------------------------
 # Statistics of a trained model
 
 def bench_diagnose():
     """Takes one more training step from a checkpoint, and prints statistics of each layer."""
-    folder = sample.find_checkpoint(runs)
-    train.config.read([f'{folder.parent}/config.py'])
+    folder = sample.find_checkpoint(train.out_dir)
     model = load_model(folder, attention='naive')
     optimizer = train.Optimizer(model)
     train.restore(folder, optimizer, UNSCALED)
-    *_, data, _ = train.open_data(None)
+    _, _, data, _ = train.open_data(None)
     T = model.config.block_size
-    layers = diagnose(model, optimizer, data.batch(range(0, 4096, T), T))
+    layers = diagnose(model, optimizer, data.batch(data.starts(0, 16, T, train.seed), T))
     print_row(*layers[0])
     for layer in layers:
         print_row(*[f'{x:.2g}' for x in layer.values()])
@@ -407,7 +412,7 @@ def diagnose(model, optimizer, batch):
         train.training_step(model, optimizer, UNSCALED, [batch], batch.size(1), train.learning_rate)
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # entropy when spread evenly
-    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list, strict=True):
+    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
         entropy = torch.distributions.Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
@@ -468,12 +473,10 @@ def read_variants():
 def bench_compare():
     """Runs every variant with every seed, interleaved, so that a slow hour slows all alike. Returns the variants."""
     found = read_variants()
-    if picture not in ('rows', 'curves', *train.config):
-        raise UserError(f'picture = {picture!r} is unknown; use rows, curves, or an option of train.py')
     for i in range(seeds):
         for variant in found:
             variant.run(train.seed + i)
-            print(f'{variant.name}, seed {i + 1} of {seeds} | loss {variant.loss():.4f}', flush=True)
+            print(f'{variant.name}, seed {i + 1} of {seeds} | loss {variant.loss():.4f}')
     print_results(found)
     save_picture(found, picture)
     return found
@@ -527,7 +530,7 @@ def save_picture(found, kind):
             label = variant.name.rpartition(', ')[0]
             lines[label].append((variant.options[kind], min(variant.loss(), top), variant.spread()))
     for name, points in lines.items():
-        axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=name, zorder=-len(axis.lines))
+        axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=name)
     if lines:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')
@@ -561,7 +564,7 @@ def print_law(found):
 def main():
     if train.RANK:
         sys.stdout = None           # other processes print nothing
-    command = globals().get('bench_compare' if variants and what == 'train' else f'bench_{what}')
+    command = globals().get(f'bench_{what}')
     if not command:
         raise UserError(f'unknown --what={what}; run python bench.py --help for a list')
     command()

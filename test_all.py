@@ -26,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import unicodedata
 from collections import Counter
@@ -59,7 +60,7 @@ from configurator import Options, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
                    cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16, import_config,
-                   keep_from, load_file, load_model, newest_intact, peak_flops, remove_checkpoint, rope_angles,
+                   load_file, load_model, newest_intact, peak_flops, remove_checkpoint, rope_angles,
                    save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
 from prepare import Shards, find_or_prepare
 from sample import generate, write_gguf
@@ -519,7 +520,7 @@ def test_a_subclass_with_its_own_word_ids_is_asked_for_every_word():
     for n in (1, 2000):
         text = ' def' * 2 * n + END_OF_TEXT
         ids = (list(b' def') + merged) * n + [tok.eot]
-        assert own.encode(text) == own.encode_to_numpy(text).tolist() == [*own.encode_iterable([text])] == ids
+        assert own.encode(text) == own.encode_to_numpy(text).tolist() == ids
         assert own.encode_bytes(b' def' * 2 * n + b'\xff', [tok.eot]).tolist() == ids
         assert own.encode_ordinary(' def' * 2 * n) == ids[:-1]
 
@@ -533,22 +534,21 @@ def cut_at_random(text):
         text = text[size:]
     return chunks
 
-def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained, monkeypatch):
+def test_a_stream_gives_the_ids_of_the_joined_text_however_it_is_cut(trained):
     specials = [END_OF_TEXT, '<|pad|>', '<|a b|>', 'x<|pad|>yz']
     tok = Tokenizer(trained.vocab, trained.merges, specials, trained.pattern_name)
     others = ['x', 'yz', END_OF_TEXT[:5], '  \n ', " it's ", ' plain words\nand lines ']
     for _ in range(700):
         size = random.choice([1, 7, 40, 300])
-        monkeypatch.setattr('tokenizer.STREAM', size)
         bits = [random_text(6), *specials, *others]
         text = ''.join(random.choices(bits, k=10))
         chunks = cut_at_random(text)
-        assert [*tok.encode_iterable(chunks)] == tok.encode(text)
-    assert [*tok.encode_iterable([])] == []
+        assert [*encode_iterable(tok, chunks, size)] == tok.encode(text)
+    assert [*encode_iterable(tok, [])] == []
 
 def test_a_stream_does_not_wait_for_its_end(trained):
     endless = itertools.cycle(['these words ', 'come again\n'])
-    ids = itertools.islice(trained.encode_iterable(endless), 100)
+    ids = itertools.islice(encode_iterable(trained, endless), 100)
     assert trained.decode([*ids]).startswith('these words come again\nthese')
 
 def test_a_cut_far_from_the_end_is_found():
@@ -803,7 +803,7 @@ def test_a_tokenizer_whose_end_is_not_known_takes_that_of_the_model_beside_it():
     assert load_tokenizer(folder / 'tokenizer.json').eot == end
     assert load_tokenizer('model').eot == end
     data = Path(folder, 'val_000.bin')
-    assert (np.fromfile(data, np.uint16) == end).sum() == read_json(folder / 'meta.json')['val']['documents']
+    assert (np.fromfile(data, np.uint16) == end).sum() == read_json(folder / 'meta.json')['val']['documents'] - 1
     with train_options(dataset=str(folder)):
         assert train.open_data(None)[3].tok.eot == end
 
@@ -1303,7 +1303,7 @@ def test_a_model_with_a_new_field_is_none_of_others(monkeypatch):
     assert [family(Longer(window=n)) for n in (0, 7)] == ['qwen3', 'gpt_ablation']
     config = save(small_gpt('no norm')) / 'config.json'
     change(config, '"gpt_config": {', '"gpt_config": {"height": 7,')
-    with pytest.raises(TypeError, match='height'):
+    with user_error('config.json describes no model .TypeError.*height'):
         find_folder(str(config.parent))
 
 def test_who_may_read_one_file_of_a_checkpoint_may_read_all():
@@ -1368,7 +1368,7 @@ def test_the_context_of_a_model_is_not_guessed():
     config = read_json('theirs/config.json')
     del config['max_position_embeddings']
     write('theirs/config.json', json.dumps(config))
-    with user_error('theirs/config.json lacks keys for block_size; add them'):
+    with user_error('theirs/config.json describes no model .KeyError: .block_size'):
         find_folder('theirs')
 
 def test_parts_that_the_index_does_not_name_are_not_read():
@@ -1490,7 +1490,7 @@ def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, s
     run_main(sample, out_dir=str(folder), gguf='new/m.gguf', dtype=dtype)
     reader = gguf.GGUFReader('new/m.gguf')
     assert {len(tensor.shape): tensor.tensor_type for tensor in reader.tensors} == {1: 0, 2: number}
-    assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == small_bpe.eot
+    assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7
 
 def test_what_gguf_has_no_form_for_is_refused(small_bpe):
     good, ablation = [small_gpt(name, vocab_size=300) for name in ('qwen3', 'no norm')]
@@ -1785,8 +1785,7 @@ NVIDIA A10G | 70
 NVIDIA RTX A6000 | 154.8
 NVIDIA RTX 6000 Ada Generation | 364.2
 NVIDIA GH200 480GB | 989
-NVIDIA GB200 | 2500
-NVIDIA B300 SXM6 AC | 2250
+NVIDIA H200 NVL | 835
 AMD Instinct MI300X | 1307
 NVIDIA L40 | 181
 NVIDIA L40S | 362
@@ -1821,8 +1820,8 @@ class Prepared:
         return self.shards(split).read(0, self.meta[split]['tokens']).tolist()
 
     def texts(self, ids):
-        """Returns the documents that end in these ids."""
-        return self.tok.decode(ids).split(END_OF_TEXT)[:-1]
+        """Returns the documents of a split."""
+        return self.tok.decode(ids).split(END_OF_TEXT)
 
 prepare_bytes = partial(Prepared, tokenizer='byte')        # fast, because it learns nothing
 
@@ -1931,7 +1930,7 @@ def test_words_in_the_paths_of_files_say_for_which_split_they_are(train, val, ou
         assert re.search(sizes, printed())
         shutil.rmtree('data')
     data = prepare_bytes(str(path.with_name('LICENSE.txt')))        # asked for by name
-    assert data.tok.decode(data.train + data.val) == 'LICENSE.txt' + END_OF_TEXT
+    assert data.tok.decode(data.train + data.val) == 'LICENSE.txt'
 
 # --dataset | --val_dataset | files for training | for validation
 HELD_OUT = '''
@@ -2045,7 +2044,7 @@ def test_a_large_vocabulary_takes_four_bytes_an_id():
     write('c.txt', ''.join(chars))
     data = Prepared('c.txt', tokenizer='char')
     assert data.meta['dtype'] == '<u4'
-    assert data.train + data.val == [*range(n + 1)]
+    assert data.train + data.val == [*range(n)]
 
 @parametrize('kind, vocab_size', [('word', 259), ('bpe', 300)])
 def test_a_tokenizer_learns_from_training_text_alone(kind, vocab_size):
@@ -2096,7 +2095,7 @@ def test_a_second_run_finds_the_folder_and_another_text_or_option_makes_another(
     for old, new in 'aa', 'ab', ('b', 'val'):           # the same text, another name and another split
         os.rename(f'd/{old}', f'd/{new}')
         found.append(find_or_prepare('d', 'byte'))
-    monkeypatch.setattr('prepare.FORMAT', 2)
+    monkeypatch.setattr('prepare.FORMAT', 0)
     found.append(find_or_prepare('d', 'byte'))
     assert len({*found}) == len(found) == 16
     os.unlink('corpus.txt')
@@ -2191,7 +2190,7 @@ def test_every_sequence_comes_once_per_epoch_and_each_time_in_another_order():
 
 def test_a_folder_of_nanogpt_has_the_vocabulary_of_its_tokenizer_or_of_its_largest_id():
     os.mkdir('ids')
-    for largest, vocab_size, eot in (50_256, 50_257, 50_256), (60_000, 60_001, None), (64, 65, None), (64, 68, 67):
+    for largest, vocab_size, eot in (50_256, 50_257, 50_256), (60_000, 60_001, None), (64, 65, None), (64, 68, None):
         for split, last in ('train', largest), ('val', 1):
             np.array([0, last], '<u2').tofile(f'ids/{split}.bin')
         meta = prepare.read_meta(Path('ids'))
@@ -2334,42 +2333,6 @@ def test_a_model_that_left_its_optimizer_is_noticed_at_the_next_step(change):
     with pytest.raises(AssertionError, match='weight moved; make a new Optimizer'):
         optimizer.step(0.1)
 
-def test_a_rule_draws_the_same_numbers_in_all_processes_and_others_at_each_step():
-    drawn = []
-    for process in 1, 2:
-        optimizer = make_optimizer(small_gpt(), 'sgd')
-        optimizer.rules['sgd'] = lambda *_: drawn.append(torch.rand(1).item())
-        torch.manual_seed(process)
-        for _ in range(2):
-            optimizer.step(0.1)
-    half = len(drawn) // 2
-    assert drawn[:half] == drawn[half:]
-    assert len({*drawn}) == half
-
-def test_a_group_without_second_moments_is_never_half_updated():
-    optimizer = make_optimizer(small_gpt(), 'momentum')
-    optimizer.piece, optimizer.v = 100, optimizer.v[:0]
-    with pytest.raises(ValueError, match='zip'):
-        optimizer.step(0.1)
-
-def test_a_tensor_that_an_old_checkpoint_lacks_keeps_its_first_value(printed):
-    model = small_gpt()
-    optimizer = make_optimizer(model, 'adamw')
-    state = dict(t=3, options=dict(optimizer='adamw'))
-    save_checkpoint(Path('old'), model, Path('no tokenizer'), None, state, optimizer.tensors)
-    optimizer.tensors['average'] = torch.ones(7)
-    with train_options(optimizer='adamw'):
-        train.restore(Path('old'), optimizer, bench.UNSCALED)
-        assert optimizer.t == 3 and optimizer.tensors['average'].sum() == 7
-        assert 'old does not have average; starting these anew' in printed()
-        optimizer.tensors['m.new'] = torch.ones(7)
-        with user_error('other weights .m.new.'):
-            train.restore(Path('old'), optimizer, bench.UNSCALED)
-
-def test_a_new_number_of_a_step_is_printed_at_once():
-    line = train.progress(2, dict(loss=1.0, noise=0.25), 30)
-    assert line == 'step 2 | loss 1.0000 | noise 0.25 | 30 s left'
-
 def test_a_second_loss_is_minimized_and_logged_by_its_name(monkeypatch):
     forward = GPT.forward
 
@@ -2390,19 +2353,29 @@ def test_a_second_loss_is_minimized_and_logged_by_its_name(monkeypatch):
     near([entry['decay'] for entry in means], [decays[0], sum(decays[1:3]) / 2, sum(decays[3:]) / 3], 1e-5)
     near([entry['loss'] for entry in means], [run.losses[0], sum(run.losses[1:3]) / 2, sum(run.losses[3:]) / 3], 1e-4)
 
+def rates_of(steps, **options):
+    """Returns the learning rates of steps 0 to `steps`."""
+    with train_options(learning_rate=1.0, **options):
+        rates = [0.0]
+        for step in range(1, steps + 1):
+            rates.append(train.get_lr(step, rates[-1]))
+    return np.array(rates)
+
 @parametrize('decay, then', [('linear', [1.0, 1.0, 0.1 + 0.9 * 50 / 71.5]), ('cosine', [0.868, 0.858, 0.55])])
 def test_the_schedule_warms_up_decays_and_stays(decay, then):
-    with train_options(learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, lr_decay=decay):
-        rates = [train.get_lr(step) for step in (0, 5, 10, 35, 36, 60, 110, 190)]
-    near(rates, [0.0, 0.5, 1.0, *then, 0.1, 0.1], 1e-3)
+    rates = rates_of(190, min_lr=0.1, warmup_iters=10, max_iters=110, lr_decay=decay)
+    near(rates[[0, 5, 10, 35, 36, 60, 110, 190]], [0.0, 0.5, 1.0, *then, 0.1, 0.1], 1e-3)
 
 @parametrize('decay', ['linear', 'cosine'])
 @parametrize('warmup_iters', [1, 40, 99, 150])
 def test_the_schedule_never_jumps(decay, warmup_iters):
-    with train_options(learning_rate=1.0, warmup_iters=warmup_iters, max_iters=100, lr_decay=decay):
-        rates = np.array([train.get_lr(step) for step in range(1, 101)])
+    rates = rates_of(100, warmup_iters=warmup_iters, max_iters=100, lr_decay=decay)[1:]
     assert abs(np.diff(rates)).max() < 0.04
     assert (np.diff(np.sign(np.diff(rates))) <= 0).all()        # it rises, then falls
+
+@parametrize('decay', ['linear', 'cosine'])
+def test_the_rate_never_exceeds_learning_rate_when_min_lr_is_above_it(decay):
+    assert rates_of(100, min_lr=3.0, warmup_iters=10, max_iters=100, lr_decay=decay).max() == 1.0
 
 # -----------------------------------------------------------------------------
 # train.py: complete runs
@@ -2456,25 +2429,19 @@ def refusal(line, status=2):
     return lines[0]
 
 def test_a_run_leaves_what_was_promised():
-    run = train_here('a', r'--max_iters=12 --eval_interval=5 --wandb_run_name=C:\me\ours --wandb_project=/me/mine')
+    run = train_here('a', '--max_iters=12 --eval_interval=5')
     assert len(run.losses) == 12
     assert len(run.val_losses) == 3
     assert run.losses[-1] < run.losses[0] - 0.5
     assert run.steps[-1]['tokens'] == 12 * 8 * 16
     assert run.kept == [10, 12]
-    # Each checkpoint records its own evaluation.
-    for step, loss in zip(run.kept, run.val_losses[1:]):
-        state = read_json(f'a/step_{step:08d}/training.json')
-        assert (state['best']['step'], state['best']['val_loss']) == (step, loss)
     # Each card quotes the evaluation of its own weights.
     for step, loss in zip(run.kept, run.val_losses[1:]):
         card = Path(f'a/step_{step:08d}/README.md').read_text()
-        for text in ('corpus', f'{step * 8} sequences in {step} steps', f'{loss:.4f}', 'over 320 of', '--out_dir=a',
-                     'name=ours', 'project=mine', 'license:'):
+        for text in 'corpus', f'{step * 8 * 16:,} tokens', f'{step} steps', f'{loss:.4f}', 'license:':
             assert text in card
-
-
-    assert train_here('b', 'a/config.py --out_dir=b').bits == run.bits      # its options reproduce it
+    again = train_here('b', 'a/config.py --out_dir=b --init_from=scratch')          # its options reproduce it
+    assert again.bits == run.bits
     for _ in range(2):
         assert command(f'train.py {SMALL_RUN} --max_iters=1') == 0
     assert sorted(os.listdir('out')) == ['corpus', 'corpus-2']
@@ -2543,6 +2510,17 @@ def test_dropout_is_fresh_at_every_step_and_micro_batch():
     assert len(set(without.losses)) == 1
     assert len({*one.losses, *two.losses}) == 12        # the second micro-batch drops different units
 
+@parametrize('T', [16, 8, 12, 5])
+def test_processes_share_the_sequences_of_a_step_whatever_their_length(T, monkeypatch):
+    starts, seen = [*range(12)], []
+    data = Mock(batch=lambda starts, T, device: seen.append(starts))
+    run = Mock(train_data=data, T=16, state=train.State(step=3))
+    monkeypatch.setattr('train.WORLD_SIZE', 2)
+    for rank in 0, 1:
+        monkeypatch.setattr('train.RANK', rank)
+        list(train.micro_batches(run, starts, T, 2))
+    assert sum(seen, []) == starts and len(seen[0]) == 32 // T
+
 class HighScaler(torch.amp.GradScaler):
     """Overflows at first, so that its scale differs from a new scaler's."""
     def __init__(self, device, enabled):
@@ -2586,24 +2564,14 @@ def test_old_checkpoints_go_and_the_best_stays(printed):
     assert min(run.val_losses) == run.val_losses[0]
     assert run.kept == [3, 9, 12]
     said = printed()
-    assert f'the best one    a/step_00000003, validation loss {run.val_losses[0]:.4f}' in said
-    assert re.search('sample from it .* --out_dir=a/step_00000003\n', said)
+    assert re.search('sample from the best checkpoint: .* --out_dir=a/step_00000003\n', said)
     assert train_here('a', f'{options} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
 
-def test_checkpoints_have_an_interval_of_their_own():
-    run = train_here('a', '--max_iters=12 --eval_interval=6 --save_interval=4 --keep_checkpoints=9')
-    assert run.kept == [4, 8, 12]
-    assert [entry['step'] for entry in run.log if 'val_loss' in entry] == [6, 12]
-    assert 'not evaluated' in Path('a/step_00000008/README.md').read_text()
-    assert read_json(run.last / 'training.json')['best']['step'] == 12          # the best with a checkpoint
-
-def test_a_finished_run_says_so_and_how_to_train_further(printed):
+def test_a_finished_run_says_why_nothing_is_left_to_train(printed):
     train_here('a', '--max_iters=4')
     assert 'nothing is left' not in printed()
     train_here('a', '--max_iters=2 --init_from=resume')
-    text = printed()
-    assert 'step 4 of 2: nothing is left to train' in text
-    assert 'a/config.py --init_from=resume --max_iters=8\n' in text
+    assert 'nothing is left to train after' in printed()
 
 def test_a_finished_run_that_is_trained_further_warms_up_again():
     options = '--warmup_iters=5 --max_iters='
@@ -2613,22 +2581,13 @@ def test_a_finished_run_that_is_trained_further_warms_up_again():
     rates = [entry['lr'] for entry in run.steps]
     assert abs(np.diff(rates)).max() < 6e-3 / 5 + 1e-9
     with train_options(warmup_iters=5, max_iters=40):
-        near(rates[24:], [train.get_lr(step) for step in range(25, 41)], 1e-9)
+        near(rates[24:], [train.get_lr(step, 1.0) for step in range(25, 41)], 1e-9)
     assert run.full_loss < Run('b').full_loss
     # If stopped and resumed, it ends the same.
-    train_here('b', f'{options}40 --lr_decay_iters=40 --save_interval=3 --init_from=resume --keep_checkpoints=99')
+    train_here('b', f'{options}40 --eval_interval=3 --init_from=resume --keep_checkpoints=99')
     for path in Run('b').checkpoints[4:]:
         shutil.rmtree(path)
-    assert train_here('b', f'{options}40 --lr_decay_iters=40 --init_from=resume').bits == run.bits
-
-def test_options_that_make_a_run_slow_or_weak_are_named(printed):
-    for size, says in (37, 'micro-batches of 1, which is slow; use --batch_size=32\n'), (32, ''), (40, ''):
-        with train_options(batch_size=size):
-            train.divide_batch(1024, 'cpu')
-        out = printed()
-        assert out.endswith(says) and bool(out) == bool(says)
-    train_here('a', '--max_iters=20 --warmup_iters=21')
-    assert 'use --warmup_iters=2\n' in printed()
+    assert train_here('b', f'{options}40 --init_from=resume').bits == run.bits
 
 def test_a_folder_of_nanogpt_trains_as_it_is(printed):
     Path('nano').mkdir()
@@ -2639,13 +2598,11 @@ def test_a_folder_of_nanogpt_trains_as_it_is(printed):
     near(train_here('a', '--dataset=nano --tokenizer=bpe --n_embd=8 --max_iters=1').losses[0], math.log(50257), 0.3)
     out = printed()
     assert not re.search(r'\d bits per byte', out)
-    assert 'to sample from it, for GPT-2' in out
-    resume = 'train.py a/config.py --init_from=resume --max_iters=2'
+    resume = 'train.py a/config.py --max_iters=2'
     ids[::-1].tofile('nano/train.bin')
     assert 'other data' in refusal(resume)
 
-@not_windows
-def test_a_model_of_nanogpts_characters_can_be_sampled(printed):
+def test_a_model_of_nanogpts_characters_can_be_sampled():
     write('nano/input.txt', CODE[:5000])
     characters = sorted({*CODE[:5000]})
     for split in 'train', 'val':
@@ -2653,12 +2610,12 @@ def test_a_model_of_nanogpts_characters_can_be_sampled(printed):
         np.array([*map(characters.index, CODE[:5000])], np.uint16).tofile(f'nano/{split}.bin')
     run = train_here('a', '--dataset=nano --max_iters=1')
     assert load_model(run.last).config.vocab_size == len(characters)
-    prepare_it, copy_it = re.search('characters, run: python (.*) && (.*)', printed()).groups()
-    assert command(prepare_it.replace(f'{HERE}/', '')) == 0
-    subprocess.run(copy_it, shell=True, check=True)
+    assert 'put one there' in refusal('sample.py --out_dir=a')
+    folder = run_main(prepare, dataset='nano/input.txt', tokenizer='char')
+    shutil.copy(folder / 'tokenizer.json', run.last)
     for options in '', '--start=def':
         assert command(f'sample.py --out_dir=a --max_new_tokens=20 {options}') == 0
-    shutil.copy(run.last / 'tokenizer.json', 'nano')
+    shutil.copy(folder / 'tokenizer.json', 'nano')
     run = train_here('b', '--dataset=nano --max_iters=1')
     assert load_model(run.last).config.vocab_size == len(characters) + 1
     assert run.log[-1]['full_val_bpb'] and command('sample.py --out_dir=b --max_new_tokens=5') == 0
@@ -2669,7 +2626,7 @@ def test_a_run_is_resumed_without_its_text_and_a_lost_folder_is_made_again():
         write_corpus('text.txt', 20)
         run = train_here('b', f'--dataset=text.txt --max_iters=4 --eval_interval=1 --keep_checkpoints=9 {source}')
         folder = Path(options_in('b/config.py')['dataset'])
-        resume = 'train.py b/config.py --init_from=resume'
+        resume = 'train.py b/config.py'
         for change in partial(write, 'text.txt', 'another text'), partial(os.remove, 'text.txt'):
             change()
             shutil.rmtree(run.checkpoints[-1])
@@ -2677,21 +2634,11 @@ def test_a_run_is_resumed_without_its_text_and_a_lost_folder_is_made_again():
             assert Run('b').bits == run.bits
         shutil.rmtree(folder)
         assert f"no text at '{folder.as_posix()}'; use another path" in refusal(resume)
-        [text] = re.findall("^# dataset was prepared from '(.*?)';", Path('b/config.py').read_text(), re.M)
+        [text] = re.findall("^# dataset was made from '(.*?)'$", Path('b/config.py').read_text(), re.M)
         write_corpus(text, 20)
-        assert command(f'{resume} --dataset={text} --max_iters=5') == 0
+        assert command(f'{resume} --dataset={text} --tokenizer={run.last}/tokenizer.json --max_iters=5') == 0
         assert Run('b').kept[-1] == 5
         shutil.rmtree('b')
-
-def test_a_checkpoint_of_earlier_versions_is_resumed():
-    straight = train_here('a', '--max_iters=6')
-    run = train_here('b', '--max_iters=6 --lr_decay_iters=6')
-    shutil.rmtree('b')
-    train_here('b', '--max_iters=3 --lr_decay_iters=6')
-    last = Run('b').last
-    (last / 'training.tensors').rename(last / 'training.safetensors')
-    change(last / 'manifest.json', 'training.tensors', 'training.safetensors')
-    assert train_here('b', '--max_iters=6 --lr_decay_iters=6 --init_from=resume').bits == run.bits == straight.bits
 
 def test_another_model_is_evaluated_before_it_is_trained_and_a_new_one_is_not():
     run = train_here('a', '--max_iters=3')
@@ -2714,9 +2661,32 @@ def test_the_commands_that_a_run_prints_can_be_pasted_in_any_folder():
     os.rename('corpus.txt', 'my text.txt')
     done = launch(HERE / 'train.py', *SMALL_RUN.split(), '--dataset=my text.txt', '--out_dir=my run', '--max_iters=2')
     commands = [shlex.split(line) for line in re.findall('python (.*)', done.stdout)]
-    assert len(commands) == 3
-    for line in commands[1:]:
+    assert len(commands) == 2
+    for line in commands:
         launch(*line)
+
+@not_windows
+def test_a_notebook_trains_again_from_the_defaults_and_gets_its_signals_back():
+    write('cell.py', f'''
+import signal, sys
+sys.path.insert(0, {str(HERE)!r})
+sys.modules['matplotlib.figure'] = None
+import train
+small = {SMALL_RUN.split()!r} + ['--max_iters=1']
+before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+for more in ['--n_layer=1', '--seed=5'], ['--out_dir=b']:
+    train.main(small + more)
+assert before == [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+''')
+    launch('cell.py')
+    runs = [read_json(Run(folder).last / 'config.json')['num_hidden_layers'] for folder in ('out/corpus', 'b')]
+    assert runs == [1, 2] and 'seed' not in options_in('b/config.py')
+
+def test_a_thread_can_train():
+    thread = threading.Thread(target=run_main, args=(train, *SMALL_RUN.split(), '--max_iters=2'))
+    thread.start()
+    thread.join()
+    assert Run('out/corpus').kept == [2]
 
 @parametrize('stdout', ['io.StringIO()', 'None'])
 def test_a_run_needs_no_terminal(stdout):
@@ -2747,45 +2717,43 @@ def test_a_finished_run_is_left_as_it_is(printed):
     run = train_here('a', '--max_iters=3 --dropout=0.5')
     printed()
     train_here('a', '--init_from=resume --dropout=0.5 --eval_only')
-    assert f'validation loss {run.full_loss:.4f}' in printed()
+    tokens = run.log[-1]['full_val_tokens']
+    assert re.search(f'loss {run.full_loss:.4f} .* over all {tokens:,} validation tokens of corpus', printed())
     again = train_here('a', '--init_from=resume --max_iters=3 --dropout=0.5')
     assert again.log == run.log
     assert again.bits == run.bits
-
-def test_a_run_without_an_evaluation_can_end_where_it_was_saved():
-    run = train_here('a', '--max_iters=6 --save_interval=3')
-    shutil.rmtree(run.last)
-    assert train_here('a', '--max_iters=3 --init_from=resume').kept == [3]
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(capsys):
     options = '--max_iters=9 --eval_interval=3'
     run = train_here('a', options)
     path = run.last / 'training.tensors'
     path.write_bytes(path.read_bytes()[:-1])
-    Path('a/.step_00000012.partial').mkdir()
     again = train_here('a', f'{options} --init_from=resume')
     assert f'{path} is damaged' in capsys.readouterr().err
     assert again.bits == run.bits
-    assert any(Path('a').glob('damaged_step_00000009*'))
-    assert not any(Path('a').glob('.step*'))
+
+@not_windows
+def test_a_checkpoint_that_is_a_link_and_a_leftover_keep_nothing_from_being_saved():
+    run = train_here('a', '--max_iters=2')
+    run.last.rename('elsewhere')
+    run.last.symlink_to(Path('elsewhere').absolute())
+    Path('a/.step_00000004.partial').mkdir()
+    assert train_here('a', '--max_iters=6 --eval_interval=2 --keep_checkpoints=1 --init_from=resume').kept == [6]
+    assert train_here('a', '--max_iters=8 --init_from=resume').kept == [6, 8]
 
 def test_damage_to_a_log_keeps_nothing_from_being_saved():
     train_here('a', '--max_iters=4')
     text = Path('a/log.jsonl').read_text()
-    merged, cut, stepless = text.replace('}\n{', '{', 1), text[:-20], '{"loss": 1.0}\nnull\n{"step": null}\n' + text
-    for steps, damaged in enumerate((merged, cut, stepless, text + '\0' * 50), 5):
+    merged, cut = text.replace('}\n{', '{', 1), text[:-20]
+    for steps, damaged in enumerate((merged, cut, text + '\0' * 50), 5):
         write('a/log.jsonl', damaged)
         assert train_here('a', f'--max_iters={steps} --init_from=resume').kept[-1] == steps
 
-def test_a_resumed_run_says_which_options_are_others(printed):
+def test_a_run_goes_on_with_another_batch_and_context():
     train_here('a', '--max_iters=4 --dropout=0.1')
     run = train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --block_size=8 --init_from=resume')
-    changes = ['block_size 16 -> 8', 'max_iters 4 -> 5', 'batch_size 8 -> 4']
-    assert re.findall('since step 4: (.*)', printed()) == changes
     assert options_in('a/config.py')['batch_size'] == 4
     assert run.steps[-1]['tokens'] == 4 * 8 * 16 + 4 * 8
-    write('old/training.json', json.dumps(dict(sequences=32, options=dict(block_size=16))))
-    assert train.load_state(Path('old'))['tokens'] == 32 * 16
 
 def options_in(path):
     return configurator.run_file(str(path), Options(train.config))
@@ -2794,6 +2762,30 @@ def test_a_config_file_of_a_run_makes_a_model_of_another_size():
     train_here('a', '--max_iters=1')
     assert command('train.py a/config.py --n_embd=96 --out_dir=b --init_from=scratch') == 0
     assert read_json(Run('b').last / 'config.json')['intermediate_size'] == 256
+
+def test_a_model_of_a_single_document_begins_with_a_line_break_and_knows_no_end(printed):
+    write('one.txt', CODE[:20_000])
+    write('two.txt', CODE[:9000], CODE[9000:20_000])
+    one = train_here('a', '--max_iters=2 --dataset=one.txt --tokenizer=char --sample_tokens=9')
+    two = train_here('b', '--max_iters=2 --dataset=two.txt')
+    assert [read_json(run.last / 'config.json')['eos_token_id'] for run in (one, two)] == [None, 256]
+    tok = load_tokenizer(one.last)
+    assert sample.prompt_ids(tok, '', find_ends(one.last)) == tok.encode('\n')
+    assert sample.prompt_ids(CharTokenizer('ACGT'), '', []) == [0]
+    for split in 'train', 'val':
+        assert tok.eot not in np.fromfile(data_folder('one-char') / f'{split}_000.bin', np.uint16)
+
+def test_a_folder_that_somebody_else_made_changes_no_file_outside(printed):
+    run = train_here('a', '--max_iters=2')
+    for name in 'bashrc', 'evil.py':
+        write(name, 'mine')
+    Path('a/.log.jsonl.partial').symlink_to(Path('bashrc').absolute())
+    write(run.last / 'tokenizer_evil.py', '')
+    (run.last / 'tokenizer_link.json').symlink_to(Path('evil.py').absolute())
+    train_here('a', '--max_iters=3 --init_from=resume')
+    last = train_here('b', f'--max_iters=1 --init_from={run.last} --tokenizer=bpe').last
+    assert Path('bashrc').read_text() == 'mine'
+    assert not [path for path in last.iterdir() if 'evil' in path.name or 'link' in path.name]
 
 def test_training_takes_the_options_of_the_data():
     docs = [json.dumps(dict(body=f'{i} and more')) for i in range(100)]
@@ -2806,27 +2798,15 @@ def test_moments_of_other_weights_are_refused():
     run = train_here('a', '--max_iters=1')
     model = small_gpt()
     model.model.norm.weight.requires_grad_(False)
-    with user_error('other weights .m.model.norm.weight'):
+    with user_error('other tensors .m.model.norm.weight'):
         train.restore(run.last, make_optimizer(model, 'muon'), dict(options=dict(optimizer='muon')))
 
 def test_a_run_that_was_renamed_goes_on_by_its_own_config_file():
     train_here('a', '--max_iters=4')
     os.rename('a', 'b')
-    assert command('train.py b/config.py --init_from=auto --max_iters=5') == 0
+    assert command('train.py b/config.py --max_iters=5') == 0
     assert not Path('a').exists()
     assert Run('b').kept == [4, 5]
-    assert not any(Path('b').glob('damaged*'))
-    shutil.copy('b/config.py', 'mine.py')           # as a template for another run
-    assert command('train.py mine.py --max_iters=1') == 0
-    assert Run(f'out/{data_folder("corpus-byte").name}').kept == [1]
-
-def test_a_config_file_does_not_lengthen_a_model_but_an_option_does():
-    train_here('a', '--max_iters=1')
-    write('longer.py', 'block_size = 64\n')
-    line = SMALL_RUN.replace('--block_size=16', 'longer.py') + ' --init_from=a --tokenizer=bpe --max_iters=1'
-    for more, length in ('', 16), ('--block_size=32', 32):
-        assert command(f'train.py {line} --out_dir=b{length} {more}') == 0
-        assert read_json(Run(f'b{length}').last / 'config.json')['max_position_embeddings'] == length
 
 # changed option | text in the error
 CHANGES = '''
@@ -2844,7 +2824,7 @@ def test_what_may_not_change_in_a_run_is_refused_by_name():
     for option, says in rows(CHANGES):
         assert says in refusal(f'train.py {SMALL_RUN} --max_iters=4 --out_dir=a --init_from=resume {option}')
     other = refusal(f'train.py {SMALL_RUN} --tokenizer=bpe --out_dir=b --init_from=a --mlp=gelu')
-    assert 'leave that out, or use --init_from=scratch' in other
+    assert 'use --mlp=swiglu' in other
 
 def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokenizer():
     first = train_here('a', '--max_iters=3 --tokenizer=bpe --vocab_size=300')
@@ -2858,15 +2838,14 @@ def test_a_checkpoint_or_a_hugging_face_folder_starts_a_run_with_its_own_tokeniz
             assert (run.last / name).read_bytes() == (first.last / name).read_bytes()
         assert command('train.py b/config.py --init_from=resume --max_iters=2') == 0
         assert Run('b').kept == [1, 2]
-        assert options_in('b/config.py')['init_from'] == source
+        assert options_in('b/config.py')['init_from'] == 'resume'
         if source == 'auto:theirs':     # the same command continues the run
             assert train_here('b', options.replace('iters=1', 'iters=3')).kept == [1, 2, 3]
         shutil.rmtree('b')
     folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
     options = '--init_from=theirs --max_iters=1'
     assert 'not made with' in refusal(f'train.py {SMALL_RUN} --dataset={folder} {options}')
-    longer = train_here('c', f'--dataset=new.txt --block_size=32 {options}')
-    assert read_json(longer.last / 'config.json')['max_position_embeddings'] == 32
+    assert 'use --block_size=16' in refusal(f'train.py {SMALL_RUN} --dataset=new.txt --block_size=32 {options}')
 
 def test_a_token_that_the_model_lacks_does_no_harm_if_no_text_has_it():
     first = train_here('a', '--max_iters=1')
@@ -2877,6 +2856,16 @@ def test_a_token_that_the_model_lacks_does_no_harm_if_no_text_has_it():
     last = train_here('b', '--init_from=theirs --tokenizer=bpe --max_iters=1').last
     assert read_json(last / 'config.json')['vocab_size'] == 257
     assert load_tokenizer(last / 'tokenizer.json').vocab_size == 258
+
+@parametrize('damage', ['{"model_type": "qwen3"}', '{"model_type": ["qwen3"]}', '[1]', '[' * 10_000,
+                        '{"model_type": "gpt_ablation", "gpt_config": {"n_layer": "2"}}', '{"n_layer": 1}',
+                        '{"model_type": "gpt_ablation", "gpt_config": {"height": 2}}'])
+def test_a_model_that_is_badly_described_is_one_line(damage):
+    save(small_gpt(), 'theirs')
+    os.remove('theirs/manifest.json')
+    write('theirs/config.json', damage)
+    for line in 'sample.py --out_dir=theirs', f'train.py {SMALL_RUN} --init_from=theirs':
+        assert 'Traceback' not in refusal(line)
 
 def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_there(printed):
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -2906,16 +2895,6 @@ def test_a_llama_with_a_tokenizer_of_another_kind_is_trained_further_and_opens_t
     steps = generate(load_model(last).eval(), [ids], 9, [2, 7, 9], tok.vocab_size, temperature=0.0)
     assert printed() == f'def{sample.texts_of(steps, tok, [2, 7, 9])[0]}\n'
 
-def test_what_auto_meant_is_kept_when_a_run_is_resumed(monkeypatch):
-    straight = train_here('a', '--max_iters=8 --dropout=0.1 --micro_batch_size=2')
-    options = '--lr_decay_iters=8 --dropout=0.1 --micro_batch_size=2 --dtype=auto --compile=auto'
-    train_here('b', f'{options} --max_iters=4 --dtype=float32')
-    # These simulate another machine, where 'auto' means other values.
-    monkeypatch.setattr('model.choose_dtype', lambda dtype, device: dtype.replace('auto', 'bfloat16'))
-    monkeypatch.setattr('model.choose_compile', lambda compile, *_: bool(compile))
-    resumed = train_here('b', f'{options} --max_iters=8 --init_from=resume')
-    assert resumed.bits == straight.bits
-
 def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
     good = train_here('a', '--max_iters=5')
     for options in '--log_interval=1', '--log_interval=100 --eval_interval=5':
@@ -2929,7 +2908,7 @@ def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one():
     options = f'{SMALL_RUN} --out_dir=a'
     assert status_of(start_alone(f'train.py {options} --learning_rate=1e30 --grad_clip=0')) == 3
     assert 'no checkpoint' in refusal(f'train.py {options} --init_from=resume')
-    for line in 'sample.py --out_dir=a', f'train.py {SMALL_RUN} --init_from=a', 'bench.py --what=diagnose --runs=a':
+    for line in 'sample.py --out_dir=a', f'train.py {SMALL_RUN} --init_from=a', 'bench.py --what=diagnose --out_dir=a':
         assert 'a has no checkpoint yet; wait for the first one' in refusal(line)
     assert command(f'train.py {options} --max_iters=1') == 0          # nothing is lost if it begins again
 
@@ -2943,48 +2922,40 @@ class SomeIds:
     def batch(self, starts, T, device):
         return random_ids(2, len(starts), T)
 
-def test_a_micro_batch_that_does_not_fit_is_halved(monkeypatch):
-    fault = 'CUBLAS_STATUS_ALLOC_FAILED'
+def test_a_micro_batch_that_does_not_fit_is_made_smaller(monkeypatch):
+    tried = []
 
     def cramped(x, y):
+        tried.append(len(x))
         if len(x) > 4:
-            raise RuntimeError(fault)
+            raise torch.OutOfMemoryError
         monkeypatch.setattr('torch.cuda.mem_get_info', lambda device: (0.5 / len(x), 10.0))      # too little at 4
         return torch.zeros(1, requires_grad=True)
 
-    for fault in fault, 'CUDA out of memory', 'NVML_SUCCESS == r INTERNAL ASSERT FAILED':       # last: on a MIG slice
-        assert train.fit_micro_batch(cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu', 8) == 2
-    fit = partial(train.fit_micro_batch, cramped, train.Optimizer(small_gpt()), SomeIds(), 16, 'cpu')
-    monkeypatch.setattr('train.micro_batch_size', 4)       # as if the user set it
-    with user_error('smaller --micro_batch_size'):
-        fit(4)
-    fault = 'another fault'
-    with pytest.raises(RuntimeError, match=fault):
-        fit(8)
+    monkeypatch.setattr('train.micro_batch_sizes', lambda T, device: [8, 4, 2])
+    monkeypatch.setattr('torch.empty', lambda size, device: None)
+    run = Mock(opt=train.Optimizer(small_gpt()), train_data=SomeIds(), T=16, device='cuda:0')
+    assert train.choose_micro_batch(run, cramped) == 2 and tried == [8, 4, 2]
+    monkeypatch.setattr('train.micro_batch_sizes', lambda T, device: [8, 4])
+    with user_error('a micro-batch of 4 does not fit; use a smaller --micro_batch_size'):
+        train.choose_micro_batch(run, cramped)
+    run.device = 'cpu'          # is not asked
+    assert train.choose_micro_batch(run, cramped) == 8
 
-@parametrize('device, memory, tokens', [('cpu', 0, 16384), ('mps', 0, 4096), ('cuda:0', 16e9, 8192),
-                                        ('cuda:0', 24e9, 32768), ('cuda:0', 85e9, 65536)])
+@parametrize('device, memory, tokens', [('cpu', 0, 16384), ('mps', 0, 4096), ('cuda:0', 16e9, 16e3),
+                                        ('cuda:0', 85e9, 65536)])
 def test_a_micro_batch_is_as_large_as_pays_on_the_device(device, memory, tokens, monkeypatch):
     monkeypatch.setattr('torch.cuda.get_device_properties', lambda device: Mock(total_memory=memory))
     with train_options(batch_size=4096):
-        assert train.divide_batch(64, device) == tokens / 64
+        sizes = train.micro_batch_sizes(64, device)
+    assert sizes[0] * 64 <= tokens < sizes[0] * 128
+    assert all(4096 % size == 0 for size in sizes) and sizes[-1] == 1
 
-@parametrize('now', ['bfloat16', 'float16'])
-def test_a_run_goes_on_in_its_type_where_a_card_has_it(now, monkeypatch):
-    state = dict(device='cuda', dtype='bfloat16')
-    save_checkpoint(Path('a/step_00000001'), small_gpt(), Path('no tokenizer'), None, state, {})
-    monkeypatch.setattr('train.choose_dtype', lambda dtype, device: dtype.replace('auto', now))
-    with train_options(init_from='resume'):
-        _, state = train.read_state(Path('a'), 'cuda:0')
-    assert state['dtype'] == now
-
-def test_what_is_evaluated_and_saved_is_that_of_the_first_process(monkeypatch):
-    optimizer, sent = make_optimizer(small_gpt(), 'muon'), []
-    monkeypatch.setattr('train.WORLD_SIZE', 2)
-    monkeypatch.setattr('torch.distributed.broadcast', lambda tensor, source: sent.append(tensor.data_ptr()))
-    with optimizer.evaluating():
-        assert {*sent} == {tensor.data_ptr() for tensor in (optimizer.p, *optimizer.tensors.values())}
-        assert not optimizer.model.training
+@parametrize('left', [dict(RANK='1'), dict(WORLD_SIZE='2'), dict(RANK='0', WORLD_SIZE='4')])
+def test_half_an_environment_of_torchrun_is_refused(left, monkeypatch):
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    assert 'use torchrun, or unset both' in refusal(f'train.py {SMALL_RUN}')
 
 def test_a_batch_that_does_not_divide_among_processes_is_refused(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '3')
@@ -3014,7 +2985,7 @@ def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatc
     fake_clock(monkeypatch, 60.0, 2.0)
     train_here('b', '--max_iters=12 --log_interval=4 --eval_interval=6')
     lines = lines_of_steps(printed())
-    assert '2000.0 ms | 64 tok/s | 8 s left' in lines['8']
+    assert '2000.0 ms | 64 tok/s | 0:00:08 left' in lines['8']
     # Each mean covers the steps since the previous line or evaluation.
     spans = {'1': each[:1], '4': each[1:4], '8': each[6:8]}
     for last, losses in spans.items():
@@ -3023,20 +2994,21 @@ def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatc
 
 def test_a_time_budget_ends_the_schedule_in_time(monkeypatch, printed):
     train_here('a', '--max_iters=1')
-    fake_clock(monkeypatch, 60.0, 1.0)      # the first step, which may compile, takes half of the time
-    options = '--max_iters=100000 --max_minutes=2 --warmup_iters=10'
+    fake_clock(monkeypatch, 60.0, 1.0)      # the first step, which may compile, does not count
+    options = '--max_iters=100000 --max_minutes=1 --warmup_iters=10'
     run = train_here('b', f'{options} --eval_interval=100000')
     rates = [entry['lr'] / 6e-3 for entry in run.steps]
     assert 55 < len(rates) < 65
     near(rates[:10], torch.arange(1, 11) / 10, 1e-6)
     assert rates[10:] == sorted(rates[10:], reverse=True)
-    near(rates[40], 0.05 + 0.95 * 0.33 / 0.65, 0.05)
+    near(rates[40], 0.05 + 0.95 * 0.35 / 0.65, 0.05)
     assert rates[-1] < 0.08
-    assert '49 s left' in lines_of_steps(printed())['12']
-    assert run.steps[0]['seconds'] == 60        # at the end of the step
-    # Each batch of the final evaluation takes 1000 s, so the limit of 2 minutes stops it after the first.
-    assert run.log[-1]['full_val_tokens'] == 64
+    assert '0:00:49 left' in lines_of_steps(printed())['12']
+    assert run.steps[0]['seconds'] == 0
+    # Each batch of the final evaluation takes 1000 s, so the limit of a minute stops it after the first.
+    assert run.log[-1]['full_val_tokens'] == 2048
     assert train_here('b', f'{options} --init_from=resume').log == run.log
+    assert 'nothing is left to train after' in printed()
 
 class FakeWandb:
     """Replaces wandb: keeps entries and ids, and may fail at the second entry."""
@@ -3047,8 +3019,11 @@ class FakeWandb:
         self.ids.append(id)
         return self
 
-    def log(self, entry, step):
-        assert not self.fails or step < 2
+    def define_metric(self, name, step_metric):
+        assert (name, step_metric) == ('*', 'step')
+
+    def log(self, entry):
+        assert not self.fails or entry['step'] < 2
         self.entries.append(entry)
 
 @parametrize('fails', ['', 'import', 'log'])
@@ -3059,7 +3034,7 @@ def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, monkeypatch, printe
     run = train_here('b', '--max_iters=4 --wandb_log')
     assert run.losses == straight.losses
     if fails:
-        assert printed().count('wandb failed') == 1
+        assert 'wandb failed' in printed()
     else:
         assert wandb.entries == run.log
         train_here('b', '--max_iters=5 --wandb_log --init_from=resume')
@@ -3177,6 +3152,12 @@ def test_a_sampling_option_sees_all_of_each_text_and_may_change_logits_in_place(
     assert all(len(text) == len(set(text)) for text in found)
     assert seen == [[text[:i - 30] for text in found] for i in range(30)]
 
+@parametrize('options', [dict(temperature=1e-38), dict(temperature=1e-6, top_k=3), dict(top_p=1e-300),
+                         dict(top_p=0.0, top_k=3), dict(temperature=0, top_p=0.5)])
+def test_options_near_zero_take_the_likeliest_token(options):
+    model = small_gpt()
+    assert draws(model, [[1], [2]], 20, **options) == draws(model, [[1], [2]], 20, temperature=0)
+
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
     [ids] = draws(small_gpt(), [[0]], 100, vocab_size=10)
     assert max(ids) < 10
@@ -3267,9 +3248,19 @@ def test_a_prompt_may_be_a_file(printed, monkeypatch):
         run_main(sample, start=f'FILE:{path}')
         assert printed().startswith('déjà\nvu')
 
+def test_a_prompt_loses_the_line_break_of_an_editor_and_a_space_at_its_end_is_named(capsys, small_bpe):
+    folder = save(small_gpt(vocab_size=small_bpe.vocab_size), 'out/a/step_00000001')
+    os.remove(folder / 'manifest.json')
+    small_bpe.save(folder / 'tokenizer.json')
+    write('prompt.txt', 'def \n\n')
+    for start, ending, hint in ('def', 'def', False), ('def ', 'def ', True), ('FILE:prompt.txt', 'def \n', False):
+        run_main(sample, out_dir=str(folder), start=start, num_samples=1, max_new_tokens=1)
+        out, err = capsys.readouterr()
+        assert out.startswith(ending) and not out.startswith(ending + '\n')
+        assert ('the prompt ends with a space' in err) == hint
+
 # unusable prompt, text in the error
-PROMPTS = [('FILE:nothing.txt', 'nothing.txt'), ('d\udce9jà', 'surrogates'), ('FILE:latin.txt', 'latin.txt'),
-           ('aé', 'the id 195, .* 120 tokens')]
+PROMPTS = [('FILE:nothing.txt', 'nothing.txt'), ('FILE:latin.txt', 'UTF-8')]
 
 @parametrize('start, says', PROMPTS)
 def test_a_prompt_that_cannot_be_used_is_one_error(start, says):
@@ -3278,25 +3269,18 @@ def test_a_prompt_that_cannot_be_used_is_one_error(start, says):
     with user_error(says):
         run_main(sample, out_dir=str(folder), start=start)
 
-def test_a_model_in_another_format_is_one_error_with_the_command_that_converts_it():
+def test_a_model_or_a_tokenizer_in_another_format_is_one_error():
     theirs = save_theirs('Llama')
     torch.save(theirs.state_dict(), 'theirs/pytorch_model.bin')
     os.remove('theirs/model.safetensors')
-    os.rename('theirs', "i'm here")
-    with user_error("run: python -c '.*'$") as error:
-        find_folder("i'm here")
-    launch(*shlex.split(str(error.value).split(' run: ')[1])[1:])
-    same_logits(load_model(find_folder("i'm here")), theirs)
-
-@parametrize('there, asked', [('tokenizer.model', 'tokenizer.model'), ('tokenizer.model', 'tokenizer.json'),
-                              ('vocab.json', 'tokenizer.json')])
-def test_a_tokenizer_in_another_format_is_one_error_with_the_command_that_converts_it(there, asked):
-    write(f'x/{there}', '{}')
-    says = 'x/{} is missing or has another format; .*from_pretrained."x"'
-    with user_error(says.format(asked)):
-        load_tokenizer(f'x/{asked}')
-    with user_error(says.format('tokenizer.json')):
-        run_main(prepare, dataset='corpus.txt', tokenizer='x/tokenizer.json')
+    with user_error('theirs has no model.safetensors; make one'):
+        find_folder('theirs')
+    write('theirs/tokenizer.model', '')
+    for path in 'theirs', 'theirs/tokenizer.model':
+        with user_error('is missing or is not a .json; put one there'):
+            load_tokenizer(path)
+    with user_error('theirs/tokenizer.json. is unknown; use .* the path of a tokenizer.json'):
+        run_main(prepare, dataset='corpus.txt', tokenizer='theirs/tokenizer.json')
 
 def test_a_model_without_its_tokenizer_is_one_error():
     folder = write_run('a')
@@ -3343,9 +3327,9 @@ def test_a_training_step_is_timed(monkeypatch):
 def test_the_time_of_a_run_is_that_of_its_steps(monkeypatch):
     monkeypatch.setattr('bench.laps', lambda function, device, n: [0.5] * n)
     assert bench.matmul_flops('cpu', 'float32') == 4 * 4096 ** 3
-    tokens, hours = numbers_after('run', run_bench('--max_iters=72000'))
-    assert tokens == pytest.approx(72_000 * 8 * 16, rel=0.05)
-    assert hours == 10
+    out = run_bench('--max_iters=72000')
+    assert numbers_after('run', out)[0] == pytest.approx(72_000 * 8 * 16, rel=0.05)
+    assert 'about 10:00:00\n' in out
 
 def test_the_ladder_and_sampling_say_how_fast():
     assert run_bench('--what=ladder').count('tokens/s') == 4
@@ -3474,7 +3458,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 
 def test_the_tokenizer_is_measured_beside_those_that_are_installed(monkeypatch):
     out = run_bench('--what=tokenizer --rounds=1')
-    assert len(re.findall(': ours .* 1.00 x ours', out)) == 5
+    assert len(re.findall(': ours .* 1.00 x our time', out)) == 5
     assert out.count(': tiktoken') == 3
     for package in 'tokenizers', 'rustbpe', 'riptoken', 'tiktoken':
         monkeypatch.setitem(sys.modules, package, None)
@@ -3519,7 +3503,7 @@ def test_a_run_is_diagnosed_with_its_own_options_and_moments(monkeypatch):
         return diagnose(model, optimizer, *args)
 
     monkeypatch.setattr('bench.diagnose', see)
-    cells = table(run_bench('--what=diagnose --runs=out/a --vocab_size=280'))
+    cells = table(run_bench('--what=diagnose out/a/config.py --vocab_size=280'))
     assert steps == [6]
     assert 0.5 < float(cells['2'][-1]) <= 1
     updates = [float(cells[layer][-3]) for layer in '012']
@@ -3564,7 +3548,7 @@ def test_a_variant_that_diverges_does_not_end_the_others_and_one_that_fails_does
     assert (rows['ill'][0], rows['ill'][-1]) == ('inf', '0 of 1')
     assert (rows['well'][0][:2], rows['well'][-1]) == ('5.', '1 of 1')
     with user_error('out/bad-.*-1: .* status 2: .*not a multiple'):
-        run_bench('', variants='bad: --batch_size=4 --micro_batch_size=3')
+        run_bench('--what=compare', variants='bad: --batch_size=4 --micro_batch_size=3')
 
 def test_curves_of_several_runs_are_one_table_and_one_picture():
     for name, last in ('a', 3), ('b', 2.5):
@@ -3574,12 +3558,12 @@ def test_curves_of_several_runs_are_one_table_and_one_picture():
     assert cells['out/b'] == ['2.5000', '-0.5000', '1.250', '3', '200', '1 of 1']
     assert Path('out/curves.png').stat().st_size > 5000
 
-# The best row is drawn last, at the top; the first line in front. Final losses are drawn capped at the first loss.
+# The best row is drawn last, at the top. Final losses are drawn capped at the first loss.
 SPREAD = 0.5 ** 0.5
 @parametrize('picture, want', [
     ('rows', [(9, 'y, far  400.000', 0), (4.5, 'x, low  4.500', SPREAD), (3, 'x, high  3.000', 0)]),
-    ('learning_rate', [((0.01, 0.1), (4.5, 3), (SPREAD, 0), 'x', 0), ((1,), (9,), (0,), 'y', -1)]),
-    ('curves', [((1, 2), (9, 3), 'x, high', 0), ((1, 2), (9, 4), 'x, low', -1), ((1, 2), (9, 400), 'y, far', -2)]),
+    ('learning_rate', [((0.01, 0.1), (4.5, 3), (SPREAD, 0), 'x'), ((1,), (9,), (0,), 'y')]),
+    ('curves', [((1, 2), (9, 3), 'x, high'), ((1, 2), (9, 4), 'x, low'), ((1, 2), (9, 400), 'y, far')]),
 ])
 def test_a_picture_shows_the_losses_at_the_end(picture, want, monkeypatch):
     from matplotlib.axes import Axes
@@ -3798,11 +3782,7 @@ def start_hanging(step):
     return process
 
 @not_windows
-def test_a_signal_before_the_first_step_and_a_second_ctrl_c_end_it():
-    process = start_hanging(1)
-    os.kill(process.pid, signal.SIGTERM)
-    assert status_of(process) == -signal.SIGTERM        # a shell reports 128 + n
-    shutil.rmtree('a')
+def test_a_second_ctrl_c_ends_it_at_once():
     process = start_hanging(2)
     os.kill(process.pid, signal.SIGINT)
     time.sleep(1.5)
@@ -3818,7 +3798,7 @@ def test_a_signal_in_the_last_evaluation_is_not_lost():
 
 @not_windows
 def test_a_signal_in_the_evaluation_of_the_whole_split_exits_at_once():
-    write_faults('if len(_seen) == 9: os.kill(os.getpid(), signal.SIGINT)')
+    write_faults('if len(_seen) == 4: os.kill(os.getpid(), signal.SIGINT)')
     assert status_of(start_alone(f'train.py {SMALL_RUN} faults.py --max_iters=2 --out_dir=a')) == 130
     assert Run('a').kept == [2] and Run('a').full_loss is None
 
@@ -3830,7 +3810,7 @@ def test_a_signal_in_a_slow_step_is_answered_at_once_and_saved_after_that_step()
     for process in ranks:
         os.kill(process.pid, signal.SIGTERM)
     time.sleep(0.5)
-    assert 'received SIGTERM; a checkpoint is saved after this step' in said()
+    assert 'a checkpoint is saved after this step' in said()
     assert [status_of(process) for process in ranks] == [128 + signal.SIGTERM] * 2
     assert Run('a').kept == [3]
 
@@ -3877,7 +3857,7 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
         ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first}', 2, last)
         assert [status_of(process) for process in ranks] == [2, 2]
         line = said().splitlines()[-1]
-        assert re.match(f'error: the processes do not have the same [^(]*{says}', line)
+        assert line.startswith(f'error: the processes differ in {says}: ')
     assert not any(Path('d').glob('step*'))
     ranks = start_ranks(f'train.py {SMALL_RUN} --max_iters=2 --dataset=here --out_dir=d', 2, '--dataset=copy')
     assert [status_of(process) for process in ranks] == [0, 0]
@@ -3968,12 +3948,11 @@ train.py --optimizer=adamx | adamw
 train.py --lr_decay=step | linear
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
 train.py --grad_clip=-1 | grad_clip = -1.0 is not at least 0; change --grad_clip
-train.py --seed=18446744073709551615 | seed = 18446744073709551615 is not
-train.py --beta2=1 | beta2 = 1.0 is not at least 0 and below 1
+train.py --lr_decay_iters=9 | reaches min_lr at max_iters
 sample.py | python train.py
 sample.py --out_dir=nowhere | nowhere
 sample.py --temperature=-1 | error: temperature = -1.0 is not at least 0
-sample.py --top_p=0 | top_p
+sample.py --top_p=-1 | top_p
 prepare.py --dataset=empty.txt | split is empty
 prepare.py --dataset=letter.txt | split is empty
 prepare.py --dataset=letter.txt --tokenizer=byte | split is empty
@@ -4021,7 +4000,6 @@ prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --s
 bench.py --what=nonsense | nonsense
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=a:;b:--n_emb=3 | did you mean n_embd
-bench.py --what=compare --variants=a: --picture=row | use rows
 bench.py --what=curves | use run folders
 bench.py --what=curves --runs=nowhere | use run folders
 '''
@@ -4218,8 +4196,8 @@ class CourseAdamW(optim.Optimizer):
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):
     with train_options(learning_rate=max_learning_rate, min_lr=min_learning_rate, warmup_iters=warmup_iters,
-                     lr_decay_iters=cosine_cycle_iters, lr_decay='cosine'):
-        return train.get_lr(it)
+                       max_iters=cosine_cycle_iters, lr_decay='cosine'):
+        return train.get_lr(it, last=(it - 1) * max_learning_rate / warmup_iters)
 
 def run_save_checkpoint(model, optimizer, iteration, out):
     """Saves a pickle; our own checkpoint is a folder that Hugging Face opens."""
@@ -4235,7 +4213,17 @@ def get_adamw_cls():
     return CourseAdamW
 
 run_silu, run_softmax, run_cross_entropy = silu, softmax, cross_entropy
-run_train_bpe, get_tokenizer = train_bpe, Tokenizer
+run_train_bpe = train_bpe
+
+def get_tokenizer(vocab, merges, special_tokens=None):
+    tok = Tokenizer(vocab, merges, special_tokens)
+    tok.encode_iterable = partial(encode_iterable, tok)
+    return tok
+
+def encode_iterable(tok, chunks, size=1 << 16):
+    """Yields the ids of tok.encode(''.join(chunks)) as they come. Buffers `size` bytes, more if no cut is safe."""
+    for block in tokenizer.blocks(map(str.encode, chunks), size, tok.special_ids):
+        yield from tok.encode(block.decode())
 
 # tests of these adapters: each is compared with torch's functions, or with earlier adapters
 

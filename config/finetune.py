@@ -17,7 +17,6 @@ learning_rate = 3e-5
 warmup_iters = 10
 beta2 = 0.95
 
-eval_interval = 20          # also evaluates before the first step
-save_interval = 100         # a GPT-2 checkpoint with its moments takes 1.5 GB
+eval_interval = 50          # also evaluates before the first step. A GPT-2 checkpoint with its moments takes 1.5 GB
 sample_start = '\n'
 log_interval = 1

@@ -9,7 +9,6 @@ what = 'compare'
 out_dir = 'out/lab_batch_time'
 max_minutes = 0.5
 max_iters = 1_000_000
-lr_decay_iters = 1_000_000
 variants = '''
 batch 8: --batch_size=8 --learning_rate=7.1e-3 --warmup_iters=50 --log_interval=16
 batch 1: --batch_size=1 --learning_rate=2.5e-3 --warmup_iters=200 --log_interval=66
