@@ -67,7 +67,7 @@ sample_start = ''       # beginning of the sample text ('': a new document)
 seed = 1                # seeds the weights, the data order and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences per device at a time (0: up to 16,384 tokens; on a GPU, up to 65,536 if they fit)
+micro_batch_size = 0    # sequences per device at a time (0: up to 4,096 tokens; on a GPU, up to 65,536 if they fit)
 optimizer = 'muon'      # muon (adamw except for linear layers in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
 learning_rate = 6e-3    # highest rate, reached after warmup_iters
 adamw_scale = 4.0       # with muon: rate multiplier for the head (also if tied), norms, biases and learned positions
@@ -178,7 +178,7 @@ class Group:
 def make_groups(params, tied):
     """
     Returns the Groups of trainable weights (params, by name) that the options ask for, muon's last. tied: whether the
-    embedding is the head, too. To give a layer or an embedding its own learning rate, give it its own Group.
+    embedding is the head, too. For another learning rate, give a layer or an embedding its own Group in both returns.
     """
     matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
@@ -296,12 +296,13 @@ def get_lr(step, last, time_used=0.0):
     return min(lowest + height * (learning_rate - lowest), last + learning_rate / max(warmup_iters, 1))
 
 def next_sequences(run):
-    """Returns where the sequences of a run's next step start, over all devices, and their length. Both may change."""
+    """Returns where all sequences of a run's next step start, and their length. Both may change from step to step."""
     return run.train_data.starts(run.state.tokens // run.T, batch_size, run.T, seed), run.T
 
 def micro_batches(run, starts, T, micro):
     """Yields this process's share of a step's sequences, in micro-batches with as many tokens as micro of run.T."""
     share, size = len(starts) // WORLD_SIZE, micro * run.T // T
+    assert share * WORLD_SIZE == len(starts)
     first = RANK * share
     mine = starts[first:first + share]
     for i in range(0, share, size):
@@ -447,7 +448,6 @@ class Run:
         self.origin = checkpoint or source
         self.data_folder, self.meta, self.train_data, self.val_data = open_data(source)
         self.dtype = choose_dtype(config['dtype'], device)
-
         torch.manual_seed(seed)
         self.model = make_model(self.origin, self.meta).to(device).train()
         self.model.compute_dtype = getattr(torch, self.dtype)
@@ -709,7 +709,7 @@ def micro_batch_sizes(T, device):
     """Returns how many sequences a process may take at a time, most first. Each divides its share of the batch."""
     if micro_batch_size:
         return [micro_batch_size]
-    most = 4096 if device == 'mps' else 16384           # tokens; an Apple GPU swaps instead of failing
+    most = 4096         # tokens
     if 'cuda' in device:            # more are no faster, or would hardly fit
         most = min(65536, torch.cuda.get_device_properties(device).total_memory // 10 ** 6)     # a token per MB
     share = batch_size // WORLD_SIZE
@@ -734,14 +734,14 @@ def choose_micro_batch(run, model):
         torch.compiler.reset()          # otherwise it would compile once for all sizes, which is slower
     raise UserError(f'a micro-batch of {size} does not fit; use a smaller --micro_batch_size, --block_size or model')
 
-def report(run, history, began, B, T):
-    """Prints and logs the means of the steps in history, which have B sequences of T, and their speed since `began`."""
-    step, names = run.state.step, history[0]
+def report(run, history, began, tokens, T):
+    """Prints and logs the means of the steps in history, and their speed: `tokens` since `began`, in contexts of T."""
+    step, names = run.state.step, history[-1]
     sums = combine('SUM', *[float(sum(numbers[name] for numbers in history)) for name in names])    # waits for a GPU
     entry = {name: total / len(history) / WORLD_SIZE for name, total in zip(names, sums)}
     check_finite(run, entry['loss'])
     seconds = (time.perf_counter() - began) / len(history)
-    rate, peak = B * T / seconds, peak_flops(run.device) * WORLD_SIZE
+    rate, peak = tokens / len(history) / seconds, peak_flops(run.device) * WORLD_SIZE
     entry.update(lr=run.state.lr, ms=1e3 * seconds, tokens_per_second=rate)
     if peak:
         entry['mfu'] = rate * run.model.flops_per_token(T) / peak
@@ -762,8 +762,8 @@ def train(run, interrupt):
         model = torch.compile(run.model)
         opt.compile()
     micro = choose_micro_batch(run, model)
-    epochs = max_iters * batch_size * run.T / len(run.train_data)
-    print(f'steps   | {max_iters:,} of {batch_size} x {run.T} tokens, {epochs:.2f} epochs; micro-batch {micro}\n')
+    print(f'steps   | {max_iters:,} of {batch_size} x {run.T} tokens ({max_iters * batch_size * run.T:,} of '
+          f'{len(run.train_data):,}), micro-batch {micro}\n')
     stop, clock_began = 0, None
     last = state.step >= max_iters or state.seconds >= run.limit
     if last:
@@ -772,7 +772,7 @@ def train(run, interrupt):
     replayed = Replayed(backward)
     while not (stop or last):
         if not history:
-            began = time.perf_counter()
+            began, tokens = time.perf_counter(), state.tokens
         state.step += 1
         state.lr = get_lr(state.step, state.lr, state.seconds / run.limit)
         starts, T = next_sequences(run)
@@ -786,7 +786,7 @@ def train(run, interrupt):
         stop, state.seconds = combine('MAX', interrupt.signal, time.perf_counter() - clock_began)
         last = state.step >= max_iters or state.seconds >= run.limit
         if state.step % log_interval == 0 or state.step in (1, max_iters):
-            report(run, history, began, len(starts), T)
+            report(run, history, began, state.tokens - tokens, T)
             history = []
         if stop or last or state.step % eval_interval == 0:
             check_finite(run)
