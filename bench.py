@@ -412,7 +412,7 @@ def diagnose(model, optimizer, batch):
         train.training_step(model, optimizer, UNSCALED, [batch], batch.size(1), train.learning_rate)
     found = []
     most = torch.arange(1, model.config.block_size + 1).log().mean()        # entropy when spread evenly
-    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list):
+    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list, strict=True):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
         entropy = torch.distributions.Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),

@@ -412,7 +412,7 @@ def same_together(tok, reference, texts):
 
 def test_many_texts_at_once_have_the_ids_of_tiktoken(trained, reference):
     trained = anew(trained)
-    texts = [random_text(random.randrange(12)) for _ in range(10_000)]
+    texts = [random_text(random.randrange(12)) for _ in range(3_000)]
     assert same_together(trained, reference, texts)
     assert same_together(trained, reference, ['', '', 'a', ''])
 
@@ -424,7 +424,7 @@ def test_every_character_has_the_ids_of_tiktoken(trained, reference):
 def test_a_long_text_has_the_ids_of_tiktoken_wherever_it_begins(trained, reference):
     """Shifts the borders of the parts that a text is encoded in, because they must not affect its ids."""
     text = random_text(50_000)
-    for i in range(25):
+    for i in range(7):
         assert trained.encode_to_numpy(text[i:]).tolist() == reference.encode_ordinary(text[i:])
 
 def test_long_words_and_texts_have_the_ids_of_tiktoken(trained, reference):
@@ -1363,6 +1363,19 @@ def test_a_llama_of_an_older_transformers_keeps_its_rope_theta():
     save_file(tensors | {'model.layers.0.self_attn.rotary_emb.inv_freq': torch.ones(4)}, 'theirs/model.safetensors')
     same_logits(load_model('theirs'), theirs)
 
+@parametrize('name', ['qwen3', 'llama mqa', 'gpt2'])
+def test_a_model_that_transformers_resized_and_trained_comes_back(name):
+    from transformers import AutoModelForCausalLM
+    theirs = AutoModelForCausalLM.from_pretrained(save(small_gpt(name)))
+    theirs.resize_token_embeddings(90)
+    ids = random_ids(2, 8)
+    theirs(ids, labels=ids).loss.backward()
+    optim.SGD(theirs.parameters(), lr=0.1).step()
+    theirs.save_pretrained('back')
+    ours = load_model('back')
+    assert ours.config.vocab_size == 90
+    same_logits(ours, theirs)
+
 def test_the_context_of_a_model_is_not_guessed():
     save_theirs('Llama')
     config = read_json('theirs/config.json')
@@ -2277,6 +2290,19 @@ def plain_muon(p, m, lr):
     p.mul_(1 - lr * 0.1)
     p.sub_(lr * 0.2 * max(p.shape) ** 0.5 * x)
 
+@parametrize('rule', ['muon', *TORCHS])
+def test_a_frozen_weight_stays_as_it_is_under_every_rule(rule):
+    model = small_gpt()
+    frozen = {'model.layers.0.mlp.up_proj.weight', 'model.layers.1.input_layernorm.weight', 'model.embed_tokens.weight'}
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    before = {name: w.clone() for name, w in model.named_parameters()}
+    optimizer = make_optimizer(model, rule)
+    model(random_ids(2, 8), random_ids(2, 8)).backward()
+    optimizer.step(0.1)
+    same = {name for name, w in model.named_parameters() if torch.equal(w, before[name])}
+    assert same >= frozen and not any('lm_head' in name for name in same)
+
 def test_an_embedding_keeps_its_rate_beside_a_frozen_head():
     model = small_gpt()
     model.lm_head.weight.requires_grad_(False)
@@ -2749,6 +2775,18 @@ def test_damage_to_a_log_keeps_nothing_from_being_saved():
         write('a/log.jsonl', damaged)
         assert train_here('a', f'--max_iters={steps} --init_from=resume').kept[-1] == steps
 
+def test_printed_lines_and_a_changed_number_of_processes_follow_a_resume():
+    options = '--log_interval=4 --eval_interval=6'
+    straight = train_here('a', f'{options} --max_iters=18')
+    train_here('b', f'{options} --max_iters=18 --keep_checkpoints=9')
+    for path in Run('b').checkpoints[1:]:
+        shutil.rmtree(path)
+    for process in start_ranks(f'train.py {SMALL_RUN} {options} --max_iters=18 --out_dir=b --init_from=resume', 2):
+        assert status_of(process) == 0
+    lines = [[(entry['step'], entry['tokens']) for entry in run.log] for run in (straight, Run('b'))]
+    assert lines[0] == lines[1]
+    near(Run('b').losses, straight.losses, 1e-5)
+
 def test_a_run_goes_on_with_another_batch_and_context():
     train_here('a', '--max_iters=4 --dropout=0.1')
     run = train_here('a', '--max_iters=5 --dropout=0.1 --batch_size=4 --block_size=8 --init_from=resume')
@@ -2771,7 +2809,10 @@ def test_a_model_of_a_single_document_begins_with_a_line_break_and_knows_no_end(
     assert [read_json(run.last / 'config.json')['eos_token_id'] for run in (one, two)] == [None, 256]
     tok = load_tokenizer(one.last)
     assert sample.prompt_ids(tok, '', find_ends(one.last)) == tok.encode('\n')
+    assert sample.prompt_ids(byte_tokenizer(), '', []) == [10]
     assert sample.prompt_ids(CharTokenizer('ACGT'), '', []) == [0]
+    further = train_here('c', f'--max_iters=1 --dataset=one.txt --init_from={two.last} --tokenizer=bpe')
+    assert read_json(further.last / 'config.json')['eos_token_id'] == 256       # which the first model has learned
     for split in 'train', 'val':
         assert tok.eot not in np.fromfile(data_folder('one-char') / f'{split}_000.bin', np.uint16)
 
@@ -2903,6 +2944,14 @@ def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
         # It stops soon, at a log line or an evaluation.
         assert re.match(r'diverged: .* at step ([6-9]|10)\b', line)
         assert Run('a').bits == good.bits
+    options = '--optimizer=sgd --learning_rate=1e30 --log_interval=50 --eval_interval=5 --sample_tokens=5'
+    assert 'at step 5' in refusal(f'train.py {SMALL_RUN} --out_dir=b {options}', status=3)      # no sample of nan
+
+def test_a_sample_text_that_fails_ends_no_run(printed):
+    options = '--dataset=one.txt --tokenizer=char --sample_tokens=5 --sample_start=é --max_iters=2'
+    write('one.txt', 'all of the letters in here are ASCII. ' * 99)
+    assert train_here('a', options).kept == [2]
+    assert 'the sample text failed (UserError: the vocabulary of characters lacks' in printed()
 
 def test_a_run_that_saved_nothing_can_not_be_resumed_as_another_one():
     options = f'{SMALL_RUN} --out_dir=a'
@@ -2942,7 +2991,7 @@ def test_a_micro_batch_that_does_not_fit_is_made_smaller(monkeypatch):
     run.device = 'cpu'          # is not asked
     assert train.choose_micro_batch(run, cramped) == 8
 
-@parametrize('device, memory, tokens', [('cpu', 0, 16384), ('mps', 0, 4096), ('cuda:0', 16e9, 16e3),
+@parametrize('device, memory, tokens', [('cpu', 0, 4096), ('mps', 0, 4096), ('cuda:0', 16e9, 16e3),
                                         ('cuda:0', 85e9, 65536)])
 def test_a_micro_batch_is_as_large_as_pays_on_the_device(device, memory, tokens, monkeypatch):
     monkeypatch.setattr('torch.cuda.get_device_properties', lambda device: Mock(total_memory=memory))
@@ -3115,15 +3164,16 @@ def test_a_bigram_model_generates():
     ids = [3, *draws(model, [[3]], 5, temperature=0)[0]]
     assert ids[1:] == model(torch.tensor(ids[:-1])[:, None])[:, 0].argmax(-1).tolist()
 
-@parametrize('options', [{}, dict(top_k=20, top_p=0.8)])
-def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(options):
-    model = small_gpt()
-    prompts = [[1], [2] * 5, [3] * 16, [4] * 30, [1]]
+@parametrize('options', [{}, dict(top_k=20, top_p=0.8), dict(temperature=0), dict(temperature=2.0, top_p=0.5)])
+@parametrize('name', ['qwen3 gqa', 'llama mqa', 'gpt2', 'no norm', 'naive', 'value embeddings'])
+def test_a_text_of_a_batch_depends_on_its_prompt_and_its_seed_alone(name, options):
+    model = small_gpt(name)
+    prompts = [[1], [2] * 5, [3] * 16, [4] * 30, [5] * 17, [1]]
     together = draws(model, prompts, 40, seed=7, **options)
     for i, prompt in enumerate(prompts):
         alone = draws(model, [prompt], 40, seed=7 + i, **options)
         assert together[i] == alone[0]
-    assert together[0] != together[4]
+    assert options.get('temperature') == 0 or together[0] != together[5]
 
 def test_a_text_ends_at_its_stop_token_and_the_batch_with_its_last_text():
     model = small_gpt()
@@ -3156,6 +3206,7 @@ def test_a_sampling_option_sees_all_of_each_text_and_may_change_logits_in_place(
                          dict(top_p=0.0, top_k=3), dict(temperature=0, top_p=0.5)])
 def test_options_near_zero_take_the_likeliest_token(options):
     model = small_gpt()
+    model.lm_head.weight.data *= 100        # divided by a tiny temperature, logits overflow
     assert draws(model, [[1], [2]], 20, **options) == draws(model, [[1], [2]], 20, temperature=0)
 
 def test_ids_that_the_tokenizer_lacks_are_never_drawn():
@@ -3948,6 +3999,7 @@ train.py --optimizer=adamx | adamw
 train.py --lr_decay=step | linear
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
 train.py --grad_clip=-1 | grad_clip = -1.0 is not at least 0; change --grad_clip
+train.py --sample_tokens=-1 | sample_tokens = -1 is not
 train.py --lr_decay_iters=9 | reaches min_lr at max_iters
 sample.py | python train.py
 sample.py --out_dir=nowhere | nowhere
