@@ -114,14 +114,12 @@ def measure(function, device):
     return median(laps(function, device, warmup_steps + steps)[warmup_steps:])
 
 def print_row(name, *cells):
-    """Prints a row of a table."""
     print(f'| {name:30} |', *[f'{cell:>11} |' for cell in cells])
 
 # -----------------------------------------------------------------------------
 # Speed of training and generation
 
 def make_model(c, device, dtype, compiled):
-    """Returns a new model and its optimizer."""
     model = build(c, device, dtype)
     optimizer = train.Optimizer(model)
     if compiled:
@@ -422,7 +420,6 @@ def diagnose(model, optimizer, batch):
     return found
 
 def rms(tensors):
-    """Returns the root mean square of all their numbers."""
     return torch.nn.utils.parameters_to_vector(tensors).square().mean().sqrt().item()
 
 # -----------------------------------------------------------------------------

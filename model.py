@@ -626,8 +626,7 @@ def import_config(folder):
         _, keys, values, _ = FAMILIES[kind]
         d.update(d.get('rope_parameters') or {})        # transformers 5 has rope_theta and rope_type there
         found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
-        fields = values | found
-        config = GPTConfig(**{name: fields[name] for name in {*values, *keys.values()}})
+        config = GPTConfig(**{name: (values | found)[name] for name in {*values, *keys.values()}})
     except (LookupError, TypeError, ValueError) as e:
         raise UserError(f'{folder}/config.json describes no model ({type(e).__name__}: {e}); use another one')
     for name, value in settings(kind, config).items():
