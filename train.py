@@ -736,13 +736,13 @@ def choose_micro_batch(run, model):
 
 def report(run, history, began, tokens, T):
     """Prints and logs the means of the steps in history, and their speed: `tokens` since `began`, in contexts of T."""
-    step, names = run.state.step, history[-1]
+    step, steps, names = run.state.step, len(history), history[-1]
     sums = combine('SUM', *[float(sum(numbers[name] for numbers in history)) for name in names])    # waits for a GPU
-    entry = {name: total / len(history) / WORLD_SIZE for name, total in zip(names, sums)}
+    entry = {name: total / steps / WORLD_SIZE for name, total in zip(names, sums)}
     check_finite(run, entry['loss'])
-    seconds = (time.perf_counter() - began) / len(history)
-    rate, peak = tokens / len(history) / seconds, peak_flops(run.device) * WORLD_SIZE
-    entry.update(lr=run.state.lr, ms=1e3 * seconds, tokens_per_second=rate)
+    seconds = time.perf_counter() - began
+    rate, peak = tokens / seconds, peak_flops(run.device) * WORLD_SIZE
+    entry.update(lr=run.state.lr, ms=1e3 * seconds / steps, tokens_per_second=rate)
     if peak:
         entry['mfu'] = rate * run.model.flops_per_token(T) / peak
     log(run, entry)
@@ -750,7 +750,7 @@ def report(run, history, began, tokens, T):
                  tokens_per_second='{:,.0f} tok/s', mfu='mfu {:.1%}')
     parts = [forms.get(name, f'{name} {{:.4g}}').format(value) for name, value in entry.items()]
     if step > 1:            # the first step may compile
-        left = min((max_iters - step) * seconds, run.limit - run.state.seconds)
+        left = min((max_iters - step) * seconds / steps, run.limit - run.state.seconds)
         parts.append(f'{timedelta(seconds=round(max(left, 0)))} left')
     print(f'step {step}', *parts, sep=' | ')
 
