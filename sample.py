@@ -28,7 +28,7 @@ from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 out_dir = ''            # a run, checkpoint or Hugging Face folder, or owner/model on the hub ('': newest run in out/)
-start = ''              # the prompt, or FILE:path ('': a new document, or if the model saw only one, a line)
+start = ''              # the prompt, or FILE:path ('': a new document, or a line if the model knows no end)
 num_samples = 4         # number of texts, generated as one batch
 max_new_tokens = 256    # tokens per text (fewer if a text ends)
 temperature = 0.8       # below 1 favors likely tokens; 0 always takes the likeliest
@@ -36,7 +36,7 @@ top_k = 0               # draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # draw only from the likeliest tokens that together have this probability
 seed = 1337             # same seed, device and options: same text (compiled for a GPU: up to rounding)
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16); on a CPU, matrices only
+dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16). It may apply to matrices only
 compile = False         # generate faster, after half a minute or more of compiling
 gguf = ''               # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 question = 'How large should a batch be, for the same time?'
 # Trains each variant for half a minute, with three seeds, at rates near the best of config/lab_batch.py. Run nothing
-# else at the same time, because it measures time. Run it twice, the second time with another --out_dir, because the
-# first run has to compile.
+# else at the same time, because it measures time. Compiling does not count.
 #   python bench.py config/lab.py config/lab_batch_time.py --dataset=my_text.txt
 # Answer: 8 sequences are best at 30 s each, too. Batches of 1, 8, 32 and 128 end at 3.328, 2.751, 2.832 and 3.558
 # (compiled, AMD).
