@@ -471,14 +471,12 @@ class GPT(nn.Module):
 # The machine. Here, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with these
 # names may also be 'auto'.
 
-# Dense bf16 FLOP/s (fp16 for V100 and T4), without sparsity, from data sheets and architecture papers of NVIDIA and
-# AMD. RTX 3060 and 4070 have twice the FLOP/s of their shaders, as the other GeForce cards have in their papers.
+# Dense bf16 FLOP/s (fp16 for V100 and T4), without sparsity, from data sheets and architecture papers of NVIDIA and AMD
 PEAK_FLOPS = {
     'B200': 2250e12, 'GH200': 989e12, 'H200 NVL': 835e12, 'H200': 989e12, 'H100 PCIe': 756e12, 'H100 NVL': 835e12,
-    'H100': 989e12, 'MI300X': 1307e12, 'A100': 312e12, 'A10G': 70e12, 'A10': 125e12, 'A6000': 154.8e12,
-    'L40S': 362e12, 'L40': 181e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12, 'RTX 6000 Ada': 364.2e12,
-    'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 4070': 58.3e12,
-    'RTX 3090': 71e12, 'RTX 3080': 59.5e12, 'RTX 3060': 25.5e12,
+    'H100': 989e12, 'MI300X': 1307e12, 'A100': 312e12, 'A10G': 70e12, 'A6000': 154.8e12, 'L40S': 362e12, 'L4': 121e12,
+    'V100': 125e12, 'T4': 65e12, 'RTX 6000 Ada': 364.2e12, 'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12,
+    'RTX 3090': 71e12,
 }
 
 def peak_flops(device):
