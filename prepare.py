@@ -420,8 +420,8 @@ def make_folder(folder, dataset, tokenizer, settings):
         held_out = {*map(os.path.realpath, val)}
         train = [file for file in train if os.path.realpath(file) not in held_out]
     parts = {'training': train, 'validation': val, 'left out': left_out}
-    found = '; '.join(f'{name}: {some_names(paths)}' for name, paths in parts.items() if paths)
-    print(f'preparing {dataset} -> {folder} ({found})')
+    found = [f'{name}: {count(len(paths), "file")}, first {paths[0]}' for name, paths in parts.items() if paths]
+    print(f'preparing {dataset} -> {folder}', *found, sep='\n')
     read = partial(split_texts, train, val, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, settings['vocab_size'], join_parts(read('learning tokens')))
     source = DATASETS.get(dataset, {}).get('source', dataset)
@@ -432,12 +432,7 @@ def make_folder(folder, dataset, tokenizer, settings):
         meta['eot'] = tok.eot if meta['train']['documents'] > 1 else None       # None: the model never sees an end
         tok.save(new / 'tokenizer.json')
         (new / 'meta.json').write_text(json.dumps(meta, indent=1))
-    print_summary(meta, tok)
-
-def some_names(files):
-    """Returns the number and the first names: some_names([Path('v/w/x/a.txt')]) -> '1 file (w/x/a.txt)'"""
-    names = ['/'.join(file.parts[-3:]) for file in files[:3]]
-    return f'{count(len(files), "file")} ({", ".join(names)})'
+    print_summary(meta)
 
 def write_shards(folder, tok, batches):
     """Encodes batches into shards. Returns {split: its entry in meta.json}, and the number of ids."""
@@ -465,16 +460,12 @@ def write_shards(folder, tok, batches):
         meta[split]['documents'] += 1           # the last has no end
     return meta
 
-def print_summary(meta, tok):
-    """Prints statistics of each split and of the vocabulary."""
+def print_summary(meta):
+    """Prints statistics of each split."""
     for split in 'train', 'val':
         m = meta[split]
-        print(f'{split:14} | {count(m["documents"], "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
+        print(f'{split:5} | {count(m["documents"], "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
               f'tokens | {m["bytes"] / m["tokens"]:.2f} bytes per token')
-    longest = sorted(tok.vocab.values(), key=lambda token: len(token.strip()))[-5:]
-    longest = [token[:40].decode(errors='replace') for token in longest]
-    print(f'vocabulary     | {len(tok.vocab):,} tokens, the longest: {longest}')
-
 def read_meta(folder):
     """Returns a data folder's meta.json, or one made for nanoGPT's. Raises UserError if a shard has another size."""
     try:

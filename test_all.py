@@ -1937,7 +1937,7 @@ def test_words_in_the_paths_of_files_say_for_which_split_they_are(train, val, ou
     for dataset in 'my-test/val', 'my-test/val/**':
         data = prepare_bytes(dataset)
         assert [data.train_texts, data.val_texts] == [train, val]
-        sizes = f'training: {len(train)} file.*; validation: 1 file .*; left out: {len(out)} file'
+        sizes = rf'training: {len(train)} file.*\nvalidation: 1 file, .*\nleft out: {len(out)} file'
         assert re.search(sizes, printed())
         shutil.rmtree('data')
     data = prepare_bytes(str(path.with_name('LICENSE.txt')))        # asked for by name
@@ -1957,7 +1957,8 @@ def test_what_is_in_val_dataset_is_not_trained_on(dataset, val_dataset, train, v
         write(f'{name}.txt', Path(name).name)
     data = prepare_bytes(dataset, val_dataset=os.path.abspath(val_dataset))
     assert [data.train_texts, data.val_texts] == [train.split(), val.split()]
-    assert (dataset == 'd') == ('; left out: 2 files (d/test.txt, d/val.txt))' in printed())
+    left_out = f'left out: 2 files, first {Path("d/test.txt")}'
+    assert (dataset == 'd') == (left_out in printed())
 
 def test_a_folder_of_rows_and_other_files_is_refused_and_patterns_choose():
     for name in 'a.py', 'b/c.py', 'b/[d].py', 'b/data.csv':
@@ -2081,7 +2082,7 @@ def test_the_summary_says_what_can_be_counted_by_hand(printed):
     data = Prepared('c.txt', vocab_size=300)
     size, n = sum(len(text.encode()) for text in data.val_texts), len(data.val)
     row = f'val | {len(data.val_texts)} documents | {size:,} bytes | {n:,} tokens | {size / n:.2f} bytes per token'
-    assert f'\n{row}\nvocabulary | 300 tokens, ' in re.sub(' +', ' ', printed())
+    assert f'\n{row}\n' in re.sub(' +', ' ', printed())
     prepare_bytes('c.txt', separator='')
     assert re.search('train *[|] 1 document [|].*\nval *[|] 1 document [|]', printed())
 
