@@ -618,7 +618,7 @@ def log(run, numbers):
 def read_log(folder):
     """Returns the entries of a run's log, without broken lines, such as one cut short by a full disk."""
     entries = []
-    with suppress(FileNotFoundError), open(folder / 'log.jsonl', errors='replace') as lines:
+    with suppress(FileNotFoundError), open(folder / 'log.jsonl') as lines:
         for line in lines:
             with suppress(ValueError):
                 entries.append(json.loads(line))
