@@ -1,5 +1,5 @@
 """
-Tests all files: python -m pytest test_all.py
+Tests all files: python -m pytest test_all.py (in two processes; -n 0: in this one)
 
 The tests need no network, GPU or data set. After the helpers, each file has a section, in the README's reading order. A
 section begins with worked examples. Then each test checks one promise, against something trusted (torch, tiktoken,
