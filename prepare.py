@@ -466,6 +466,7 @@ def print_summary(meta):
         m = meta[split]
         print(f'{split:5} | {count(m["documents"], "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
               f'tokens | {m["bytes"] / m["tokens"]:.2f} bytes per token')
+
 def read_meta(folder):
     """Returns a data folder's meta.json, or one made for nanoGPT's. Raises UserError if a shard has another size."""
     try:
