@@ -439,7 +439,8 @@ class GPT(nn.Module):
         # cross_entropy(), but without targets of -100
         losses = dict(loss=F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
         self.losses = {name: loss.detach() for name, loss in losses.items()}
-        return sum(losses.values())
+        first, *others = losses.values()
+        return sum(others, first)       # not from 0: torch 2.14 compiles 0 + first without a gradient
 
     def prefill(self, idx, lengths, cache):
         """Fills a cache with prompts idx (B, T) of these lengths (B,), padded at the end. Returns the next logits."""
