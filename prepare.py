@@ -7,14 +7,14 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset='code/**/*.py' --separator=      # files by a pattern, one document each
     python prepare.py --dataset=posts.jsonl --text_field=body    # rows: .jsonl, .ndjson, .json, .csv, .tsv, .parquet
 
-It writes data/<name>-<tokenizer><vocab_size>-<hash>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if
-the vocabulary is above 65,536), meta.json and tokenizer.json, and prints a summary. The folder is a cache: another text
-(by the path, size or time of a file) or another option makes another one. train.py prepares missing data by itself.
+It writes data/<name>-<tokenizer>-<hash>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
+vocabulary is above 65,536), meta.json and tokenizer.json, and prints a summary. The folder is a cache: another text (by
+the path, size or time of a file) or another option makes another one. train.py prepares missing data by itself.
 
-In a folder or pattern, the last of the words train, val (or valid, validation, dev) and test in the path of a file says
-what it is for; test files are left out. Hidden files, README* and LICENSE* are skipped, and ** does not follow links to
-folders. Nothing else is guessed: names without such a word, backups (a.txt~), copies in two splits and Git LFS pointers
-are training text, and files whose suffix is not one of those for rows are read as text.
+In a folder or pattern, the last of the words train, val (or valid, validation, dev) and test in a file's path below the
+folder says what it is for. Test files are left out, and files without such a word are training text. Hidden files,
+README* and LICENSE* are skipped, and ** does not follow links to folders. Nothing else is guessed: backups (a.txt~),
+copies and Git LFS pointers are not removed, and files whose suffix is not one of those for rows are read as text.
 """
 import codecs
 import csv
@@ -42,14 +42,14 @@ from tokenizer import (BLOCK, BYTES, END_OF_TEXT, PATTERNS, CharTokenizer, Token
                        read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
-dataset = 'python'          # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
+dataset = 'python'          # a name in DATASETS below, a path, a pattern such as 'code/**', or a prepared folder
 val_dataset = ''            # path or pattern of the validation text, whatever its names say ('': part of dataset)
-tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens are
-                            # ordinary text in documents, but single ids in the prompt of sample.py
+tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, except the
+                            # separator, are ordinary text in documents, but single ids in the prompt of sample.py
 vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
 pattern = 'gpt2'            # how bpe and word split text into words: gpt2 or gpt4
 val_fraction = 0.0          # share held out if no files are for validation, below 1 (0: the data set's own, or 0.1)
-separator = END_OF_TEXT     # text between the documents of a text file (\n: one per line; '': one per file)
+separator = END_OF_TEXT     # text between documents: <|endoftext|> (\n: one per line; '': one per file)
 text_field = 'text'         # column with the text in files of rows ('': read these files as text, too)
 shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
 workers = 0                 # number of processes (0: one per core)
