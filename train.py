@@ -11,7 +11,7 @@ It prepares missing data, prints a line every log_interval steps (with the MFU o
 
     step 350 | loss 3.9447 | norm 0.37 | lr 6.0e-03 | 94.6 ms | 21,651 tok/s | 0:01:02 left
 
-and writes out/<run>/: checkpoints step_00001000/ that Hugging Face opens, config.py, log.jsonl, curves.png.
+and writes out/<run>/: checkpoints step_00001000/ (Hugging Face folders), config.py, log.jsonl, curves.png.
 """
 import atexit
 import json
@@ -68,7 +68,8 @@ seed = 1                # seeds the weights, the data order and dropout
 # the optimizer
 batch_size = 16         # sequences per optimizer step, over all devices
 micro_batch_size = 0    # sequences per device at a time (0: up to 4,096 tokens; on a GPU, up to 65,536 if they fit)
-optimizer = 'muon'      # muon (adamw except for linear layers in blocks), adamw, adam, rmsprop, adagrad, momentum, sgd
+optimizer = 'muon'      # muon (for matrices in blocks; adamw for the rest), adamw, adam, rmsprop, adagrad,
+                        # momentum, sgd
 learning_rate = 6e-3    # highest rate, reached after warmup_iters
 adamw_scale = 4.0       # with muon: rate multiplier for the head (also if tied), norms, biases and learned positions
 embed_scale = 20.0      # with muon: rate multiplier for value embeddings, and token embeddings unless tied
@@ -87,7 +88,7 @@ compile = 'auto'        # True, False, or auto: if it saves time
 timeout = 600           # seconds to wait for another process before assuming it is dead
 wandb_log = False       # log to Weights & Biases, too
 wandb_project = 'gpt'
-# The options of prepare.py and the fields of GPTConfig in model.py are options here, too; config holds all of them.
+# The options of prepare.py and the fields of GPTConfig in model.py are options here, too.
 # -----------------------------------------------------------------------------
 RANK = int(os.environ.get('RANK', 0))               # number of this process, set by torchrun
 LOCAL_RANK = int(os.environ.get('LOCAL_RANK', 0))   # its number on this machine
@@ -649,6 +650,7 @@ def draw_curves(folder):
 
 def model_card(run, found):
     """Returns the README.md of a checkpoint, its page on the hub. found: its evaluation or None"""
+    evaluation = f'{describe(found)} over {found["val_tokens"]:,} tokens' if found else 'none'
     return f"""---
 pipeline_tag: text-generation
 license: other     # fill this in, and add base_model if there is one
@@ -656,8 +658,8 @@ license: other     # fill this in, and add base_model if there is one
 # {run.folder.name}
 
 A language model with {run.model.num_params():,} parameters, trained by plaingpt on {run.state.tokens:,} tokens of
-{Path(run.meta["source"]).name} in {run.state.step:,} steps.
-Evaluation: {describe(found) if found else "none"}.
+{Path(prepare.WILDCARDS.sub("", run.meta["source"])).name} in {run.state.step:,} steps.
+Evaluation: {evaluation}.
 """
 
 def save(run, found, last):
