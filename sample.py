@@ -27,7 +27,7 @@ from model import (FAMILIES, KVCache, Linear, can_pack, choose_compile, choose_d
 from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
-out_dir = ''            # a run, checkpoint or Hugging Face folder, or owner/model on the hub ('': newest run in out/)
+out_dir = ''            # a run, checkpoint, Llama, Qwen3 or GPT-2: a folder or owner/model ('': newest run in out/)
 start = ''              # the prompt, or FILE:path ('': a new document, or a line if the model knows no end)
 num_samples = 4         # number of texts, generated as one batch
 max_new_tokens = 256    # tokens per text (fewer if a text ends)
