@@ -9,7 +9,7 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     python bench.py --what=check                   # checks a training step here against float32 on the CPU
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory and days of a run
     python bench.py --what=formats                 # range and precision of fp32, fp16, bf16 and fp8
-    python bench.py --what=toy                     # the optimizers on a toy problem, at rates from too low to too high
+    python bench.py --what=toy                     # optimizers except Muon on a toy problem, rates too low to too high
     python bench.py --what=tokenizer --dataset=my_text.txt       # our tokenizer, compared with tiktoken and others
     python bench.py --what=diagnose out/python/config.py         # statistics of a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
