@@ -1,2 +1,2 @@
-# Normalizes queries and keys per head (RMSNorm), so that scores cannot grow (arXiv:2302.05442).
+# Normalizes queries and keys per head (RMSNorm), so that scores do not grow with q_proj and k_proj (arXiv:2302.05442).
 qk_norm = True

@@ -6,7 +6,7 @@
 # without repeating finished runs.
 #
 # The answers in config/lab_*.py are validation losses on 3.5 MB of TinyStories, means of seeds 1 to 3 unless stated,
-# measured on an AMD EPYC with AVX512_BF16. The baseline is this file as it is, with AdamW at 5e-3. It ends at 3.138,
+# measured on an AMD EPYC with AVX512_BF16. The baseline is this file with that text, AdamW at 5e-3. It ends at 3.138,
 # with a standard deviation of 0.011 over seeds. The answers hold for short runs of a small model: repeat the
 # experiments with yours. Those of lab_batch_time, lab_formats and, in equal time, lab_tricks were measured with older
 # versions.

@@ -1,5 +1,6 @@
 question = 'Characters, bytes, words, or pieces of words?'
-# Compares tokenizers at the same compute, with three seeds, in bits per byte of text, so that all are comparable.
+# Compares tokenizers at the same compute, with three seeds. Compare bits per byte: losses per token, also those in
+# the picture, are not comparable.
 #   python bench.py config/lab.py config/lab_tokenizers.py --dataset=my_text.txt
 # Answer (AMD): at equal compute, the bits per byte are 1.348 for words (4,096 tokens; bytes spell other words), 1.378,
 # 1.469 and 1.579 for BPE of 4,096, 1,024 and 512, 1.915 for characters and 1.998 for bytes, with standard deviations of

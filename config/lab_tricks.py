@@ -1,6 +1,6 @@
 question = 'What do the tricks of the speedruns buy?'
-# Removes one trick at a time from those of config/train_tricks.py (value embeddings and the default run's), with three
-# seeds, at equal tokens or in equal time (not compiled).
+# Adds value embeddings and the default run's optimizer, rates and decay to config/lab.py, and removes one of them at a
+# time, with three seeds, at equal tokens or in equal time (not compiled).
 #   python bench.py config/lab.py config/lab_tricks.py --dataset=my_text.txt
 #   python bench.py config/lab.py config/lab_tricks.py --dataset=my_text.txt --max_minutes=0.5 --max_iters=100000 \
 #       --compile=False --out_dir=out/lab_tricks_time
