@@ -440,7 +440,7 @@ class GPT(nn.Module):
         losses = dict(loss=F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
         self.losses = {name: loss.detach() for name, loss in losses.items()}
         first, *others = losses.values()
-        return sum(others, first)       # not from 0: torch 2.14 compiles 0 + first without a gradient
+        return sum(others, first)       # compiled by torch 2.14, 0 + first loses its gradient
 
     def prefill(self, idx, lengths, cache):
         """Fills a cache with prompts idx (B, T) of these lengths (B,), padded at the end. Returns the next logits."""
