@@ -8,13 +8,13 @@ Turns raw text into token shards that train.py reads.
     python prepare.py --dataset=posts.jsonl --text_field=body    # rows: .jsonl, .ndjson, .json, .csv, .tsv, .parquet
 
 It writes data/<name>-<tokenizer>-<hash>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
-vocabulary is above 65,536), meta.json and tokenizer.json, and prints a summary. The folder is a cache: another text (by
-the path, size or time of a file) or another option makes another one. train.py prepares missing data by itself.
+vocabulary is above 65,536), meta.json and tokenizer.json, and prints a summary. The folder is a cache: a change
+of an option, or of a file's path, size or time, makes a new one.
 
 In a folder or pattern, the last of the words train, val (or valid, validation, dev) and test in a file's path below the
 folder says what it is for. Test files are left out, and files without such a word are training text. Hidden files,
 README* and LICENSE* are skipped, and ** does not follow links to folders. Nothing else is guessed: backups (a.txt~),
-copies and Git LFS pointers are not removed, and files whose suffix is not one of those for rows are read as text.
+copies and Git LFS pointers are kept, and files with a suffix other than those for rows are read as text.
 """
 import codecs
 import csv
@@ -42,7 +42,7 @@ from tokenizer import (BLOCK, BYTES, END_OF_TEXT, PATTERNS, CharTokenizer, Token
                        read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
-dataset = 'python'          # a name in DATASETS below, a path, a pattern such as 'code/**', or a prepared folder
+dataset = 'python'          # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
 val_dataset = ''            # path or pattern of the validation text, whatever its names say ('': part of dataset)
 tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, except the
                             # separator, are ordinary text in documents, but single ids in the prompt of sample.py
