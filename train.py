@@ -219,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
         device = model.lm_head.weight.device
         self.p, self.g, self.m = torch.zeros(3, total, device=device)
         self.v = torch.zeros(v_size, device=device)
-        self.tensors = {}       # saved with the model: m.<name>, v.<name>, and what you add below
+        self.tensors = {}       # saved with the model: m.<name>, v.<name>; add yours after the loop
 
         end = 0
         for group in self.groups:
