@@ -223,7 +223,7 @@ STARTER = torch.multiprocessing.get_context('forkserver' if START_METHOD == 'for
 STARTER.set_forkserver_preload(['test_all', 'torch._dynamo'])
 
 def start_alone(line, rank=0, said='said0.txt', **env):
-    """Starts a script in its own process, on Linux a fork of one that has only imported this file, to save time."""
+    """Starts a script in its own process. On Linux, this is a fork of a process that has only imported this file."""
     process = STARTER.Process(target=run_alone, args=(line, said, dict(env, RANK=str(rank), LOCAL_RANK=str(rank))))
     write(said, '')
     process.start()
