@@ -528,7 +528,7 @@ def save_picture(found, kind):
             lines[label].append((variant.options[kind], min(variant.loss(), top), variant.spread()))
     for name, points in lines.items():
         axis.errorbar(*zip(*sorted(points)), fmt='-' if kind == 'curves' else 'o-', label=name)
-    if lines:
+    if len(lines) > 1:
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')
     path.parent.mkdir(parents=True, exist_ok=True)
