@@ -1,4 +1,4 @@
-# For config/lab_museum.py, with --dtype=float16: the loss is not scaled, as if it were bfloat16, so small gradients
+# For config/lab_formats.py, with --dtype=float16: the loss is not scaled, as if it were bfloat16, so small gradients
 # become 0.
 from torch.amp import GradScaler
 

@@ -1,19 +1,15 @@
 question = 'What does half the memory cost?'
-# Repeats the same training in float32, in bfloat16, and in float16 with and without loss scaling. With 16,384 tokens at
-# once and a vocabulary of 10,000, the gradient of a logit is about 6e-9, which is 0 in float16.
+# Repeats the same training in float32, in bfloat16, and in float16 with and without loss scaling. With 2,048 tokens at
+# once and a vocabulary of 4,096, the gradient of a logit is about 1e-7, and float16 has no number between 6e-8 and 0.
 #   python bench.py config/lab.py config/lab_formats.py --dataset=my_text.txt
-# Answer: there is no difference to see on the AMD. float32 ends at 5.05 and bfloat16 at 5.12, with standard deviations
-# of 0.27 and 0.19 over seeds. float16 has not been measured yet. On a CPU with only AVX2, a step
-# takes 16 times as long in bfloat16 as in float32, and 20 times as long in float16.
+# Answer (AMD, AVX2): float32 ends at 4.216, with a standard deviation of 0.035 over seeds. Each seed's run in bfloat16
+# or float16 ends within 0.003 of it. float16 without scaling costs 0.034: the small gradients are 0.
 what = 'compare'
 out_dir = 'out/lab_formats'
-vocab_size = 10_000
-batch_size = 128
-micro_batch_size = 128
-max_iters = 36
-warmup_iters = 4
-log_interval = 1
-learning_rate = 1e-2
+vocab_size = 4096
+n_layer = 2         # small, because half precision is emulated, and slow, on a CPU with only AVX2
+n_head = 2
+n_embd = 32
 variants = '''
 float32: --dtype=float32
 bfloat16: --dtype=bfloat16
