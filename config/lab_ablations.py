@@ -1,8 +1,8 @@
 question = 'What does each part buy?'
 # Trains each variant with three seeds. All change one part, except for GPT-2 and "no norm, a tenth of the rate".
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
-# Answer (AMD): no position: +0.243, SiLU instead of SwiGLU +0.090, one head of keys +0.035, no norms +0.017, and
-# post-norm -0.031, with standard deviations of 0.005 to 0.017 over seeds.
+# Answer (AMD, AVX2): no position: +0.243, SiLU instead of SwiGLU +0.090, one head of keys +0.034, no norms +0.024, and
+# post-norm -0.030, with standard deviations of 0.005 to 0.017 over seeds.
 what = 'compare'
 out_dir = 'out/lab_ablations'
 variants = f'''
