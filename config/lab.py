@@ -1,4 +1,4 @@
-# Trains a small model in about a minute on a CPU core, for experiments with many runs: 4 layers, 128 wide, 1.1M
+# Trains a small model in one to two minutes on a CPU core, for experiments with many runs: 4 layers, 128 wide, 1.1M
 # parameters, 614,400 tokens. It works with any data set and with the questions in config/lab_*.py, which compute their
 # variants from the options set before them:
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
