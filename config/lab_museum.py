@@ -1,5 +1,6 @@
 question = 'What does a mistake look like?'
-# Runs common mistakes and a healthy run, to show how their loss curves look. config/lab_formats.py has one more.
+# Runs common mistakes and a healthy run, to show how their loss curves look. For another mistake, float16 without loss
+# scaling, see config/lab_formats.py.
 #   python bench.py config/lab.py config/lab_museum.py --dataset=my_text.txt
 # Answer (seed 1, AMD, AVX2): the healthy run ends at 3.127. Forgetting zero_grad costs 0.39 and looks like a slow run,
 # a constant embedding costs 0.16, and a 100x rate costs 2.26. Without a causal mask, the loss falls to 0.04, which is
