@@ -83,7 +83,7 @@ def machine(flops=math.inf, texts=0):
 
 def model_config(options=train.config, **others):
     """Returns the GPTConfig of the options, as far as it is known without the data. others: fields to override."""
-    sizes = dict(gpt2=50257, byte=257, char=100)        # ignore --vocab_size; char depends on the text
+    sizes = dict(gpt2=50304, byte=257, char=100)        # ignore --vocab_size; char depends on the text
     return train.model_config(options, vocab_size=sizes.get(options['tokenizer'], options['vocab_size']), **others)
 
 def build(c, device, dtype='float32'):
@@ -256,11 +256,9 @@ def toy_loss(rule, rate):
 PARTS = 'bias', 'norm', 'lm_head', 'embed_tokens', 'embed_positions', 'embed_values', 'self_attn', 'mlp'
 
 def parameters(c):
-    """Returns parameter counts by part, without padding. A tied head has none of its own."""
+    """Returns parameter counts by part. A tied head has none of its own."""
     found = Counter()
-    with patch.object(GPT, 'pad_to', 1):
-        model = build(c, 'meta')
-    for name, p in model.named_parameters():
+    for name, p in build(c, 'meta').named_parameters():
         found[next(part for part in PARTS if part in name)] += p.numel()
     return found
 

@@ -8,7 +8,7 @@ Defines the Transformer: layers, losses, attention, KV cache, and checkpoints th
 The default is Llama-style: pre-norm RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864), SwiGLU
 (arXiv:2002.05202), no biases, and norms of queries and keys as in Qwen3. GPT-2 is `GPTConfig(**GPT2)`; for ablations,
 change the fields from qk_norm on. Modules are named as in Hugging Face's Llama, so a checkpoint is the state_dict
-without padding and without a tied head (a GPT-2's gets its own names and layout).
+without a tied head (a GPT-2's gets its own names and layout).
 
 Mixed precision is explicit, without autocast. In training, weights are float32 (sample.py may cast them), activations
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are float32.
@@ -40,7 +40,7 @@ CHOICES = dict(norm=('rms', 'layer', 'none'), norm_position=('pre', 'post'), pos
 @dataclass
 class GPTConfig:
     block_size: int = 128           # longest context, in tokens
-    vocab_size: int = 4096
+    vocab_size: int = 4096          # rows of the embedding, at least the tokenizer's ids
     n_layer: int = 3
     n_head: int = 4
     n_kv_head: int = 0              # number of key and value heads, for GQA, arXiv:2305.13245 (0: n_head)
@@ -351,23 +351,18 @@ class KVCache:
         return (self.k[layer], self.v[layer]) if info.decode else (k, v)
 
 class GPT(nn.Module):
-    pad_to = 64             # pads vocabularies above 1,024 to a multiple of this, because GPUs are then faster
-
     def __init__(self, config, new=True):
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
         self.losses = {}                # of the last forward pass, by name: those that training prints
-        # The padding exists only in this class: its rows are zero, it gets no probability, and checkpoints omit it.
-        self.padding = -config.vocab_size % self.pad_to if config.vocab_size > 1024 else 0
-        rows = config.vocab_size + self.padding
         self.model = nn.ModuleDict(dict(
-            embed_tokens=Embedding(rows, config.n_embd),
+            embed_tokens=Embedding(config.vocab_size, config.n_embd),
             layers=nn.ModuleList(Block(config, i) for i in range(config.n_layer)),
             norm=make_norm(config) if config.norm_position == 'pre' else nn.Identity()))
         if config.position == 'learned':
             self.model.embed_positions = Embedding(config.block_size, config.n_embd)
-        self.lm_head = Linear(config.n_embd, rows)
+        self.lm_head = Linear(config.n_embd, config.vocab_size)
         if config.tie_weights:
             self.lm_head.weight = self.model.embed_tokens.weight
         # On the 'meta' device, torch would import its compiler for the tables (1.4 s).
@@ -395,8 +390,6 @@ class GPT(nn.Module):
                 others = 0.02 if c.position == 'learned' else math.sqrt(2 / sum(w.shape[-2:]))
                 std = table.get(name.split('.')[-2], others)
                 nn.init.trunc_normal_(w, 0.0, 1.0, -3.0, 3.0).mul_(std)
-        for w in self.model.embed_tokens.weight, self.lm_head.weight:
-            w[c.vocab_size:] = 0
 
     def run_layers(self, idx, cache=None, decode=False):
         """Runs all but the head. cache, decode: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
@@ -417,25 +410,18 @@ class GPT(nn.Module):
             x = layer(x, info)
         return self.model.norm(x)
 
-    def logits(self, x, padded=False):
-        """Returns the logits in float32. x (..., n_embd) -> (..., vocab_size), or (..., rows of lm_head) if padded"""
-        logits = upcast(self.lm_head(x))
-        return logits if padded else logits[..., :self.config.vocab_size]
+    def logits(self, x):
+        """Returns the logits in float32. x (..., n_embd) -> (..., vocab_size)"""
+        return upcast(self.lm_head(x))
 
     def forward(self, idx, targets=None):
         """
         Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. Targets of
         -100 do not count. Add a second loss to `losses` if self.training: a step minimizes their sum and prints each.
         """
-        x = self.run_layers(idx)
+        logits = self.logits(self.run_layers(idx))
         if targets is None:
-            return self.logits(x)
-        # A GPU reads unaligned rows slowly, so keep the padding, but give it no probability, by a mask, which compiles
-        # into fewer passes than a slice. Label smoothing needs logits without padding.
-        logits = self.logits(x, padded=True)
-        if self.padding:
-            ids = torch.arange(logits.size(-1), device=logits.device)
-            logits.masked_fill_(ids >= self.config.vocab_size, float('-inf'))
+            return logits
         # cross_entropy(), but without targets of -100
         losses = dict(loss=F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
         self.losses = {name: loss.detach() for name, loss in losses.items()}
@@ -456,16 +442,15 @@ class GPT(nn.Module):
         return self.logits(x[:, -1])
 
     def num_params(self):
-        """Returns the number of parameters, without vocabulary padding. Tied weights count once."""
-        copies = 1 if self.config.tie_weights else 2
-        return sum(p.numel() for p in self.parameters()) - copies * self.padding * self.config.n_embd
+        """Returns the number of parameters. Tied weights count once."""
+        return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self, T=None):
         """Returns the training FLOPs per token of T, all attended to (arXiv:2204.02311); T = 0: of matmul weights."""
         c = self.config
         T = c.block_size if T is None else T
         assert all(w.dim() < 3 for w in self.parameters()), 'the FLOPs of weights with three dimensions are unknown'
-        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, Linear)) - self.padding * c.n_embd
+        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, Linear))
         return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
@@ -677,14 +662,9 @@ def from_gpt2(tensors, names):
         out[ours] = x.chunk(3)['qkv'.index(part[0])] if part else x
     return out
 
-# Tensors with one row per id, plus padding
-PADDED = 'model.embed_tokens.weight', 'lm_head.weight'
-
 def weights_on_disk(model):
-    """Returns the weights with Hugging Face's names and shapes, without padding or a tied head."""
+    """Returns the weights with Hugging Face's names and shapes, without a tied head."""
     tensors = model.state_dict()
-    for name in PADDED:
-        tensors[name] = tensors[name][:model.config.vocab_size]
     if model.config.tie_weights:
         del tensors['lm_head.weight']
     return to_gpt2(tensors) if family(model.config) == 'gpt2' else tensors
@@ -738,8 +718,6 @@ def load_model(folder, **overrides):
             tensors = from_gpt2(tensors, model.state_dict())
         if config.tie_weights:
             tensors['lm_head.weight'] = tensors['model.embed_tokens.weight']
-        for name in PADDED:
-            tensors[name] = F.pad(tensors[name], (0, 0, 0, model.padding))
         model.load_state_dict(tensors)          # copies, in float32
     except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'config.json and model*.safetensors in {folder} do not match ({str(e)[:300]}); use others')

@@ -279,13 +279,12 @@ SETTINGS = {
     'layer norm': dict(norm='layer', mlp='gelu'),
     'no position': dict(position='none', mlp='silu'),
     'naive': dict(attention='naive', n_kv_head=2),
-    'llama padded': dict(vocab_size=1100, qk_norm=False),
-    'qwen3 tied': dict(vocab_size=1100, tie_weights=True),
-    'value embeddings': dict(vocab_size=1100, n_kv_head=2, value_embeds=True),
+    'qwen3 tied': dict(tie_weights=True),
+    'value embeddings': dict(n_kv_head=2, value_embeds=True),
 }
 every_setting = parametrize('name', SETTINGS)
 # Transformers and GGUF support these.
-EXPORTED = ['llama', 'llama mqa', 'llama padded', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2', 'gpt2 untied']
+EXPORTED = ['llama', 'llama mqa', 'qwen3', 'qwen3 gqa', 'qwen3 tied', 'gpt2', 'gpt2 untied']
 
 def small_config(name='qwen3', **fields):
     return GPTConfig(**{**SMALL, **SETTINGS[name], **fields})
@@ -884,13 +883,12 @@ def test_compiled_training_has_the_loss_and_the_gradients_of_the_naive_form():
 def stds(**fields):
     """Returns a new model, and {layer name: standard deviation of its matrices}."""
     model = GPT(GPTConfig(**{**dict(block_size=64, vocab_size=1100, n_layer=4, n_embd=128, n_head=4), **fields}))
-    found = {name.split('.')[-2]: w[:1100].std().item() for name, w in model.named_parameters() if w.dim() > 1}
+    found = {name.split('.')[-2]: w.std().item() for name, w in model.named_parameters() if w.dim() > 1}
     return model, found
 
 def test_init_weights_of_a_new_model_and_of_gpt2():
     model, found = stds(value_embeds=True)
     assert [layer.self_attn.value_embed is None for layer in model.model.layers] == [True, False, True, False]
-    assert not model.lm_head.weight[1100:].any()                # padding
     assert found['o_proj'] == found['down_proj'] == 0           # blocks add nothing at first
     assert [found[name] for name in ('embed_tokens', 'embed_values', 'up_proj', 'q_proj', 'lm_head')] == pytest.approx(
         [0.5, 0.02, (2 / (128 + 384)) ** 0.5, (2 / 256) ** 0.5, (2 / (1152 + 128)) ** 0.5], rel=0.05)
@@ -899,17 +897,6 @@ def test_init_weights_of_a_new_model_and_of_gpt2():
     found = stds(**GPT2 | dict(block_size=64, vocab_size=1100, n_layer=4, n_embd=128, n_head=4))[1]
     assert [found.pop('o_proj'), found.pop('down_proj')] == pytest.approx([0.02 / 8 ** 0.5] * 2, rel=0.05)
     assert found == pytest.approx(dict.fromkeys(found, 0.02), rel=0.05)
-
-@parametrize('name', ['llama padded', 'qwen3 tied', 'value embeddings'])
-def test_padding_of_the_vocabulary_never_matters(name):
-    model = small_gpt(name)
-    idx = random_ids(2, 16)
-    logits, loss = model(idx), model(idx, idx)
-    loss.backward()
-    for table in model.model.embed_tokens.weight, model.lm_head.weight:
-        assert not table.grad[1100:].any()
-        table.data[1100:] = 9.0
-    assert torch.equal(model(idx), logits) and torch.equal(model(idx, idx), loss)
 
 @parametrize('name', ['qwen3 gqa', 'gpt2', 'post-norm', 'value embeddings'])
 def test_all_that_a_model_on_a_gpu_computes_with_lies_there(name, monkeypatch):
@@ -2226,6 +2213,7 @@ def test_a_folder_of_nanogpt_trains_as_it_is_and_takes_a_tokenizer_later():
     assert run_main(prepare, dataset='nano') == Path('nano')
     run = train_here('a', '--dataset=nano --tokenizer=bpe --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
+    assert load_model(run.last).config.vocab_size == 50304          # a multiple of 64
     assert run.log[-1]['full_val_bpb'] is None and 'put one there' in refusal('sample.py --out_dir=a')
     write_ids(ids % 67)
     assert 'other data' in refusal('train.py a/config.py --max_iters=2')
@@ -2608,10 +2596,8 @@ def test_parameters_and_flops_are_those_of_the_model_and_of_torch(name):
     assert bench.parameters(model.config).total() == model.num_params()
     with FlopCounterMode(display=False) as forward:
         loss = model(*batch)
-    padding = 2 * 32 * 64 * model.padding           # torch counts the padding
-    ours = bench.forward_flops(model.config).total() + padding
-    assert forward.get_total_flops() == 3 * ours
-    assert model.flops_per_token(32) * 32 == 3 * (ours - padding)
+    assert forward.get_total_flops() == 3 * bench.forward_flops(model.config).total()
+    assert model.flops_per_token(32) * 32 == forward.get_total_flops()
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     assert backward.get_total_flops() == 2 * forward.get_total_flops()
@@ -2641,8 +2627,8 @@ def test_memory_is_within_5_percent_of_what_autograd_keeps(name, attention, dtyp
 
 def test_bench_resources_gives_the_known_answers_about_gpt2_and_chinchilla():
     out = run_bench('--what=resources --n_layer=48 --n_head=25 --n_embd=1600 --d_ff=6400 --tie_weights=False '
-                    '--qk_norm=False --block_size=1024 --tokenizer=gpt2 --batch_size=1024 --micro_batch_size=1 '
-                    '--max_iters=400000 --peak_tflops=19.5 --mfu=0.5')
+                    '--qk_norm=False --block_size=1024 --tokenizer=bpe --vocab_size=50257 --batch_size=1024 '
+                    '--micro_batch_size=1 --max_iters=400000 --peak_tflops=19.5 --mfu=0.5')
     for answer in ('2,127,057,600', '1,474,560,000', '3,019,898,880,000', '322,122,547,200', '164,682,137,600',
                    '4,513,336,524,800', '6,584 days'):
         assert answer in out
@@ -2862,9 +2848,6 @@ COURSE_NAMES = {
     'ln1': 'input_layernorm', 'ln2': 'post_attention_layernorm', 'attn.': 'self_attn.', 'output_proj': 'o_proj',
     'ffn.w1': 'mlp.gate_proj', 'ffn.w2': 'mlp.down_proj', 'ffn.w3': 'mlp.up_proj'}
 
-class CourseGPT(GPT):
-    pad_to = 1      # keeps the vocabulary size
-
 def filled(module, weights, heads=0):
     """Returns our module with the course's weights. heads: the number of query and key heads that rope rotates."""
     ours = {}
@@ -2937,7 +2920,7 @@ def run_transformer_lm(vocab_size, context_length, d_model, num_layers, num_head
                        in_indices):
     config = course_config(block_size=context_length, vocab_size=vocab_size, n_layer=num_layers, n_head=num_heads,
                            n_embd=d_model, d_ff=d_ff, rope_theta=rope_theta)
-    return filled(CourseGPT(config), weights, num_heads)(in_indices)
+    return filled(GPT(config), weights, num_heads)(in_indices)
 
 def run_get_batch(dataset, batch_size, context_length, device):
     """Draws random sequences; train.py instead reads each one once per epoch."""
