@@ -37,6 +37,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils.module_tracker import ModuleTracker
 
 import prepare
 import sample
@@ -252,14 +254,17 @@ def toy_loss(rule, rate):
 # -----------------------------------------------------------------------------
 # Costs of a model, by arithmetic
 
-# A weight counts for the first of these words that occurs in its name.
+# A weight, or what a layer keeps, counts for the first of these words that occurs in its name.
 PARTS = 'bias', 'norm', 'lm_head', 'embed_tokens', 'embed_positions', 'embed_values', 'self_attn', 'mlp'
+
+def part_of(name):
+    return next((part for part in PARTS if part in name), 'others')
 
 def parameters(c):
     """Returns parameter counts by part. A tied head has none of its own."""
     found = Counter()
     for name, p in build(c, 'meta').named_parameters():
-        found[next(part for part in PARTS if part in name)] += p.numel()
+        found[part_of(name)] += p.numel()
     return found
 
 def forward_flops(c):
@@ -270,41 +275,42 @@ def forward_flops(c):
                     'mlp': 2 * T * size['mlp'],
                     'lm_head': 2 * T * c.n_embd * c.vocab_size})
 
-def memory(c, B, dtype):
+def memory(c, B, device, dtype):
     """
-    Returns the bytes at the peak of an AdamW step of B sequences, by part, not compiled and without dropout: what each
-    matmul, norm (in float32) and attention keeps for the backward pass.
+    Returns the bytes at the peak of a step of B sequences on this device, by part, not compiled: the optimizer's, and
+    what the layers keep for the backward pass. They are measured with fake tensors, which have a size but no memory.
     """
-    size, w = parameters(c), getattr(torch, dtype).itemsize
-    n, L, C, tokens = size.total(), c.n_layer, c.n_embd, B * c.block_size
-    qk = 2 * L * c.head_dim if c.qk_norm else 0         # norm weights that all query heads, or all key heads, share
-    norms = (size['norm'] - qk) * (4 if c.norm == 'layer' else 8)       # bytes per token
-    norms += 4 * qk * (c.n_head + c.n_kv_head)
-    hidden = 4 if c.mlp == 'swiglu' else 2
-    kv_heads = c.n_kv_head if c.attention == 'naive' else c.n_head      # fused attention repeats them
-    found = Counter({'weights': 4 * n, 'gradients': 4 * n, 'moments': 8 * n,
-                     'norms': tokens * norms,
-                     'attention': tokens * L * w * (C + 2 * (c.n_head + kv_heads) * c.head_dim),
-                     'mlp': tokens * L * w * (C + hidden * c.d_ff),
-                     'lm_head and loss': tokens * (w * C + 4 * c.vocab_size),
-                     'gradients of logits': tokens * 8 * c.vocab_size})
-    if c.attention == 'naive':
-        found['scores'] = tokens * L * c.n_head * c.block_size * (4 if w == 4 else 6)
-    if w < 4:
-        found['cast weights'] = w * (size['self_attn'] + size['mlp'] + C * c.vocab_size)
+    with FakeTensorMode(), torch.device(device):
+        model = GPT(c, new=False)
+        model.compute_dtype = getattr(torch, dtype)
+        optimizer = train.Optimizer(model)
+        moments = sum(x.nbytes for x in optimizer.tensors.values())
+        found = Counter(weights=optimizer.p.nbytes, gradients=optimizer.g.nbytes, moments=moments)
+        counted = {optimizer.p.untyped_storage()}
+        layers = ModuleTracker()
+
+        def keep(x):
+            storage = x.untyped_storage()
+            if storage not in counted:
+                counted.add(storage)
+                found[f'kept by {part_of(max(layers.parents, key=len))}'] += storage.nbytes()
+            return x
+
+        with layers, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            model(*torch.zeros(2, B, c.block_size, dtype=torch.int64))
+    found['gradients of logits'] = 2 * 4 * B * c.block_size * c.vocab_size      # of the loss's output and input
     return found
 
 def bench_resources():
     """Prints what the configured model costs, by part, and the batch size, time and best size that follow."""
-    _, dtype, _ = machine()
+    device, dtype, _ = machine()
     c = model_config()
-    B = train.micro_batch_size or train.batch_size
+    B = train.micro_batch_sizes(c.block_size, device)[0]
     print_parts('parameters', parameters(c))
     print_parts('FLOPs of a forward pass, per sequence', forward_flops(c))
-    print_parts(f'bytes in an AdamW step, {dtype}, {B} x {c.block_size} tokens', memory(c, B, dtype))
-    fixed = memory(c, 0, dtype).total()
-    each = memory(c, 1, dtype).total() - fixed
-    fits = max((1e9 * memory_gb - fixed) // each, 0)
+    print_parts(f'bytes in a step, {dtype}, {B} x {c.block_size} tokens', memory(c, B, device, dtype))
+    one, two = [memory(c, n, device, dtype).total() for n in (1, 2)]
+    fits = max((1e9 * memory_gb - one) // (two - one) + 1, 0)
     print(f'\nlargest batch | {memory_gb:g} GB hold {fits:,.0f} sequences')
     D = tokens or tokens_of(train.config)
     spent = build(c, 'meta').flops_per_token() * D
