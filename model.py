@@ -340,8 +340,6 @@ class KVCache:
             self.v = [torch.zeros_like(k) for k in self.k]
             self.lengths = torch.zeros(batch, dtype=torch.int64)
             self.rows = torch.arange(batch)[:, None]
-        self.size, self.empty = size, True
-        self.begins = [0] * batch       # which token of each text is its first here (see sample.fill)
 
     def update(self, layer, info, k, v):
         """Stores new keys and values (B, nkv, T, hs). Returns what attention reads: these, or in decode, all."""
@@ -431,7 +429,6 @@ class GPT(nn.Module):
     def prefill(self, idx, lengths, cache):
         """Fills a cache with prompts idx (B, T) of these lengths (B,), padded at the end. Returns the next logits."""
         x = self.run_layers(idx, cache)
-        cache.empty = False
         cache.lengths[:] = lengths
         return self.logits(x[cache.rows[:, 0], cache.lengths - 1])
 

@@ -42,12 +42,12 @@ gguf = ''               # if set, only export to this file, such as model.gguf, 
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # standard output has only the texts
 
-def next_token_probs(logits, texts=(), temperature=1.0, top_k=0, top_p=1.0):
+def next_token_probs(logits, texts=(), *, temperature=1.0, top_k=0, top_p=1.0):
     """
     Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
     logits / temperature over the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus
     sampling, arXiv:1904.09751). ids is None if all tokens are kept, in order. texts: all ids of each text so far, for
-    new options, which may also change logits in place.
+    new options, which may also change logits in place. Options after the * are those of sample.py with the same names.
     """
     if temperature < 1e-5:          # logits / temperature would overflow
         top_k, temperature = 1, 1.0
@@ -70,57 +70,86 @@ def draw(probs, ids, u):
     i = torch.searchsorted(edges, target, right=True)
     return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
 
-def fill(model, texts, cache):
-    """
-    Fills the cache with texts, lists of at least one id, and returns the logits (B, vocab_size) of their next tokens. A
-    text of more than block_size ids is seen only from cache.begins[b] on: at first its last block_size ids, later half
-    of them, so that a single text refills the cache only every block_size / 2 tokens.
-    """
-    device, block_size = cache.lengths.device, model.config.block_size
-    keep = block_size if cache.empty else max(block_size // 2, 1)
-    for b, text in enumerate(texts):
-        if len(text) - cache.begins[b] > block_size:
-            cache.begins[b] = len(text) - keep
-    contexts = [torch.tensor(text[begin:], device=device) for text, begin in zip(texts, cache.begins)]
-    lengths = torch.tensor([len(context) for context in contexts], device=device)
-    return model.prefill(pad_sequence(contexts, batch_first=True), lengths, cache)
+def uniforms(n, seed):
+    """Returns n random numbers from 0 to 1, one for each token of a text."""
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed))
+
+def append(context, id, block_size):
+    """Appends an id to the part of a text that the model sees. If it gets too long, only its last half stays."""
+    context.append(id)
+    if len(context) > block_size:
+        del context[:-max(block_size // 2, 1)]
 
 @torch.no_grad()
-def generate(model, prompts, max_new_tokens, ends=(), vocab_size=None, seed=0, **sampling):
+def plain_generate(model, prompt, max_new_tokens, seed=0, **sampling):
+    """Returns the ids that follow a prompt (a list of ids). This is generate() for one text, without a cache or end."""
+    block_size = model.config.block_size
+    text, context = [*prompt], prompt[-block_size:]
+    for u in uniforms(max_new_tokens, seed):
+        logits = model(torch.tensor([context]))[:, -1]
+        probs, ids = next_token_probs(logits, [text], **sampling)
+        id = draw(probs, ids, u[None]).item()
+        text.append(id)
+        append(context, id, block_size)
+    return text[len(prompt):]
+
+@torch.no_grad()
+def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab_size=None, seed=0, **sampling):
     """
     Continues a batch of prompts (lists of ids of any length). Yields a list with one id per text, max_new_tokens times
-    or until every text has ended. ends: the ids that end a text; an ended text is padded with ends[0].
+    or until has_ended(ids of the text) is true for all. None stands for the last id of a text that has ended, and for
+    all later ones.
 
     Text b depends only on its prompt and seed + b (up to rounding). Ids from vocab_size on, which the tokenizer may
     lack, are never drawn. sampling: the options of next_token_probs.
     """
+    block_size = model.config.block_size
     texts = [[*prompt] for prompt in prompts]
-    u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + b)) for b in range(len(prompts))]
+    contexts = [prompt[-block_size:] for prompt in prompts]
+    u = [uniforms(max_new_tokens, seed + b) for b in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
-    longest = max(map(len, texts)) + max_new_tokens - 1             # the last ids need no place in the cache
-    cache = KVCache(model, len(texts), min(model.config.block_size, longest))
+    size = min(block_size, max(map(len, texts)) + max_new_tokens - 1)           # the last ids need no place
+    cache = KVCache(model, len(texts), size)
     ended = set()           # indexes of texts
-    logits = None           # of the next tokens, if the cache has room for them
+    logits = None           # of the next tokens, if the cache had room for the last ones
     for i in range(max_new_tokens):
         if logits is None:
-            logits = fill(model, texts, cache)
-        ids = draw(*next_token_probs(logits[:, :vocab_size], texts, **sampling), u[i])
-        # Start the next step before reading the ids of this one, so that a GPU does not wait for Python.
-        drawn = ids
-        if ids.is_cuda:
-            drawn, copied = ids.to('cpu', non_blocking=True), torch.cuda.Event()
-            copied.record()
-        used = max(len(text) - begin for text, begin in zip(texts, cache.begins))
-        logits = model.decode(ids[:, None], cache) if used < cache.size else None
-        if ids.is_cuda:
-            copied.synchronize()
-        ids = [ends[0] if b in ended else id for b, id in enumerate(drawn.tolist())]
-        yield ids
-        ended.update(b for b, id in enumerate(ids) if id in ends)
+            logits = fill(cache, model, contexts)
+        probs, ids = next_token_probs(logits[:, :vocab_size], texts, **sampling)
+        drawn = draw(probs, ids, u[i])
+        # Start the next step before reading what was drawn, so that a GPU does not wait for Python.
+        read = start_reading(drawn)
+        has_room = max(map(len, contexts)) < size
+        logits = model.decode(drawn[:, None], cache) if has_room else None
+        new = read()
+        for b, id in enumerate(new):
+            texts[b].append(id)
+            append(contexts[b], id, block_size)
+            if has_ended(texts[b]):
+                ended.add(b)
+        yield [None if b in ended else id for b, id in enumerate(new)]
         if len(ended) == len(texts):
             return
-        for text, id in zip(texts, ids):
-            text.append(id)
+
+def fill(cache, model, contexts):
+    """Fills the cache with contexts, lists of at least one id. Returns the logits (B, vocab_size) that follow them."""
+    device = cache.lengths.device
+    rows = [torch.tensor(context, device=device) for context in contexts]
+    lengths = torch.tensor([len(context) for context in contexts], device=device)
+    return model.prefill(pad_sequence(rows, batch_first=True), lengths, cache)
+
+def start_reading(ids):
+    """Starts to copy ids (B,) to the CPU. Returns a function that waits for them, and returns them as a list."""
+    if not ids.is_cuda:
+        return ids.tolist
+    copy, copied = ids.to('cpu', non_blocking=True), torch.cuda.Event()
+    copied.record()
+
+    def read():
+        copied.synchronize()
+        return copy.tolist()
+
+    return read
 
 def prompt_ids(tok, prompt, ends):
     """
@@ -132,9 +161,9 @@ def prompt_ids(tok, prompt, ends):
         ids = tok.opening + ids
     return ids or ends[:1] or [tok.id_of.get(b'\n', 0)]
 
-def texts_of(steps, tok, ends):
-    """Returns the texts that the steps of generate() make up, without their end ids."""
-    return [tok.decode([id for id in ids if id not in ends]) for ids in zip(*steps)]
+def texts_of(steps, tok):
+    """Returns the texts that the steps of generate() make up."""
+    return [tok.decode([id for id in ids if id is not None]) for ids in zip(*steps)]
 
 # -----------------------------------------------------------------------------
 # Speed
@@ -276,7 +305,7 @@ def find_checkpoint(path):
 def say(text):          # standard output has only the texts
     print(text, file=sys.stderr)
 
-def print_texts(run, tok, prompt, ends):
+def print_texts(run, tok, prompt):
     """Prints the first text as it is generated, then the others and the speed."""
     steps = []
     decoder = codecs.getincrementaldecoder('utf-8')('replace')      # holds back incomplete characters
@@ -284,13 +313,13 @@ def print_texts(run, tok, prompt, ends):
     began = time.perf_counter()
     for ids in run():
         steps.append(ids)
-        if ids[0] not in ends:
+        if ids[0] is not None:
             print(decoder.decode(tok.decode_bytes(ids[:1])), end='', flush=True)
     seconds = time.perf_counter() - began
     print(decoder.decode(b'', True))
-    for text in texts_of(steps, tok, ends)[1:]:
+    for text in texts_of(steps, tok)[1:]:
         print(f'{"-" * 40}\n{prompt}{text}')
-    count = sum(id not in ends for ids in steps for id in ids)
+    count = sum(id is not None for ids in steps for id in ids)
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
@@ -322,11 +351,12 @@ def main():
         say(f'the prompt has {len(ids)} tokens; the model sees only the last {model.config.block_size} (its context)')
     prepare_model(model, device, dtype, compiled, num_samples)
     say(f'{folder} | {model.num_params():,} parameters | {device}, {dtype}, compile {compiled}')
-    run = partial(generate, model, [ids] * num_samples, max_new_tokens, ends, tok.vocab_size, seed,
-                  temperature=temperature, top_k=top_k, top_p=top_p)
+    sampling = {name: config[name] for name in next_token_probs.__kwdefaults__}         # its parameters after the *
+    run = partial(generate, model, [ids] * num_samples, max_new_tokens, lambda text: text[-1] in ends, tok.vocab_size,
+                  seed, **sampling)
     if compiled:
         list(islice(run(), 3))          # untimed: the prompt, then a step to compile, and one to record a CUDA graph
-    print_texts(run, tok, prompt, ends)
+    print_texts(run, tok, prompt)
 
 if __name__ == '__main__':
     launch(main)

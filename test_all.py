@@ -61,7 +61,7 @@ from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, E
                    load_file, load_model, newest_intact, peak_flops, remove_checkpoint, rope_angles,
                    save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
 from prepare import Shards, find_or_prepare
-from sample import generate, prompt_ids, write_gguf
+from sample import generate, plain_generate, prompt_ids, write_gguf
 from tokenizer import (BYTES, END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter,
                        WordTokenizer, add_counts, find_ends, load_tokenizer, merge_words, plain_encode, plain_train,
                        train_bpe)
@@ -1496,8 +1496,9 @@ def test_next_token_probs_are_those_of_numpy(logits, temperature, top_k, top_p):
     p[(before >= top_p) & (before > 0)] = 0
     want = np.zeros(len(logits))
     want[order] = p / p.sum()
-    probs, ids = sample.next_token_probs(torch.tensor([logits]).float(), (), temperature, top_k, top_p)
-    found = probs if ids is None else torch.zeros(1, len(logits)).scatter(1, ids, probs)
+    logits = torch.tensor([logits]).float()
+    probs, ids = sample.next_token_probs(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    found = probs if ids is None else torch.zeros_like(logits).scatter(1, ids, probs)
     near(found[0], want, 1e-4)
 
 def test_draw_takes_tokens_as_often_as_their_probabilities_say():
@@ -1507,23 +1508,20 @@ def test_draw_takes_tokens_as_often_as_their_probabilities_say():
     near(counts / 10_001, probs, 2e-4)
     assert not counts[probs == 0].any()
 
-def plain_generate(model, prompt, n):
-    """Generates the likeliest token n times, rereading the text each time."""
-    block_size = model.config.block_size
-    text, new = prompt[-block_size:], []        # only the end of a long prompt counts
-    for _ in range(n):
-        new.append(model(torch.tensor([text]))[0, -1].argmax().item())
-        text = text + new[-1:]
-        if len(text) > block_size:
-            text = text[-max(block_size // 2, 1):]        # a full context continues from its last half
-    return new
-
 @parametrize('name, block_size', [('qwen3', 16), ('gpt2', 16), ('naive', 2), ('qwen3', 1)])
 def test_generate_equals_the_plain_loop_past_the_context(name, block_size):
     model = small_gpt(name, block_size=block_size)
     for length in 1, 16, 20:
         prompt = random_ids(length).tolist()
-        assert draws(model, [prompt], 30, temperature=0) == [plain_generate(model, prompt, 30)]
+        for options in dict(temperature=0), dict(top_k=9, seed=length):
+            assert draws(model, [prompt], 30, **options) == [plain_generate(model, prompt, 30, **options)]
+
+def test_plain_generate_takes_the_likeliest_token_after_the_last_half_of_a_full_context():
+    model = small_gpt(block_size=4)
+    text = [1, 2, 3, 4, 5]
+    for id, context in zip(plain_generate(model, text, 5, temperature=0), ([-4], [-2], [-3], [-4], [-2])):
+        assert id == model(torch.tensor([text[context[0]:]]))[0, -1].argmax()
+        text.append(id)
 
 @parametrize('options', [{}, dict(top_k=20, top_p=0.8), dict(temperature=0), dict(temperature=2.0, top_p=0.5)])
 @parametrize('name', ['qwen3 gqa', 'llama mqa', 'gpt2', 'no norm', 'naive', 'value embeddings'])
@@ -1539,10 +1537,11 @@ def test_generate_ends_a_text_at_its_end_and_the_batch_with_its_last_text(monkey
     model = small_gpt()
     free = draws(model, [[0]], 60)[0]
     ends = [free[9], free[3]]
-    ended = free[:min(map(free.index, ends)) + 1]
-    assert draws(model, [[0]], 60, ends=ends) == [ended]
-    first, _ = draws(model, [[0], [1]], 60, ends=ends)
-    assert first[:len(ended)] == ended and {*first[len(ended):]} == {ends[0]}
+    ended = free[:min(map(free.index, ends))]
+    has_ended = lambda text: text[-1] in ends           # noqa: E731
+    assert draws(model, [[0]], 60, has_ended=has_ended) == [[*ended, None]]
+    first, _ = draws(model, [[0], [1]], 60, has_ended=has_ended)
+    assert first[:len(ended)] == ended and {*first[len(ended):]} == {None}
     decode = Mock(side_effect=model.decode)         # each token but the first takes one step
     monkeypatch.setattr(model, 'decode', decode)
     draws(model, [[1], [2, 3]], 9)

@@ -568,8 +568,9 @@ def evaluate_run(run):
     if tok and sample_tokens:
         with optional('the sample text'):
             prompts = [prompt_ids(tok, sample_start, ends)]
-            steps = generate(run.model, prompts, sample_tokens, ends, tok.vocab_size, seed, temperature=0.8)
-            print('-' * 40, sample_start + texts_of(steps, tok, ends)[0], '-' * 40, sep='\n')
+            steps = generate(run.model, prompts, sample_tokens, lambda text: text[-1] in ends, tok.vocab_size, seed,
+                             temperature=0.8)
+            print('-' * 40, sample_start + texts_of(steps, tok)[0], '-' * 40, sep='\n')
     return found
 
 def check_finite(run, loss=0.0):
