@@ -44,8 +44,8 @@ import prepare
 import sample
 import train
 from configurator import Options, UserError, as_file, configure, launch
-from model import (GPT, GPTConfig, choose_compile, choose_device, choose_dtype, device_name, load_model, peak_flops,
-                   set_up)
+from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choose_dtype, device_name, load_model,
+                   peak_flops, set_up)
 from tokenizer import PATTERNS, Tokenizer
 
 # -----------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def make_step(c, device, dtype, compiled):
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
     return partial(train.training_step, model, optimizer, train.make_scaler(device, dtype),
                    batches=[random_batch(c, micro, device)] * grad_accum, sequences=train.batch_size,
-                   lr=train.learning_rate, backward=sample.Replayed(train.backward))
+                   lr=train.learning_rate, backward=Replayed(train.backward))
 
 def bench_train():
     """Prints a step's time, tokens/s, memory and share of the peak, and how long the run of these options takes."""

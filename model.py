@@ -157,7 +157,7 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
 
 def rope_angles(positions, hs, theta):
     """Returns cos and sin of position * theta^(-2i/hs) for pair i of a head. positions (T,) -> (T, hs/2) each"""
-    freqs = theta ** -(torch.arange(0, hs, 2).float() / hs)
+    freqs = theta ** -(torch.arange(0, hs, 2, device=positions.device).float() / hs)
     angles = positions.float()[:, None] * freqs
     return angles.cos(), angles.sin()
 
@@ -363,10 +363,12 @@ class GPT(nn.Module):
         self.lm_head = Linear(config.n_embd, config.vocab_size)
         if config.tie_weights:
             self.lm_head.weight = self.model.embed_tokens.weight
-        # On the 'meta' device, torch would import its compiler for the tables (1.4 s).
-        if config.position == 'rope' and not self.lm_head.weight.is_meta:
-            tables = rope_angles(torch.arange(config.block_size), config.head_dim, config.rope_theta)
-            self.register_buffer('cos_sin', torch.stack(tables), persistent=False)      # (2, block_size, hs/2)
+        if config.position == 'rope':
+            # Computed on the CPU, because torch would import its compiler for this on the device 'meta' (1.4 s).
+            positions = torch.arange(config.block_size, device='cpu')
+            tables = torch.stack(rope_angles(positions, config.head_dim, config.rope_theta))
+            tables = tables.to(self.lm_head.weight.device)
+            self.register_buffer('cos_sin', tables, persistent=False)       # (2, block_size, hs/2)
         if new:
             self.init_weights()
 
@@ -533,6 +535,31 @@ def choose_compile(compile, device, flops=0.0):
         raise UserError('this machine cannot compile; use --compile=False, or install a C++ compiler, Python.h '
                         '(python3-dev), and for a GPU Triton')
     return compile
+
+class Replayed:
+    """
+    Stands for a function of a tensor and other arguments. On a CUDA GPU, the second call with the same arguments (but
+    for the tensor's numbers) records a CUDA graph, and later ones replay it: one launch instead of hundreds. The
+    function must not wait for the GPU (as .item() does), and must keep its state in tensors that stay in place. A
+    replay takes no new decisions in Python, and overwrites the results of the call before.
+    """
+    def __init__(self, function):
+        self.function, self.key = function, None
+
+    def __call__(self, x, *others):
+        if not x.is_cuda:
+            return self.function(x, *others)
+        key = [x.shape, *others]
+        if self.key != key:
+            self.key, self.graph, self.x = key, None, x.clone()
+            return self.function(self.x, *others)
+        self.x.copy_(x)
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):       # other threads may use the GPU
+                self.results = self.function(self.x, *others)
+        self.graph.replay()
+        return self.results
 
 def set_up(device):
     """Sets up this process: TF32 for float32 matmuls on a GPU, malloc and the compiler on a CPU."""

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, check_range, configure, launch
-from model import (FAMILIES, KVCache, Linear, can_pack, choose_compile, choose_device, choose_dtype, family,
+from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, choose_compile, choose_device, choose_dtype, family,
                    find_folder, load_model, set_up, upcast, weights_on_disk)
 from tokenizer import find_ends, load_tokenizer
 
@@ -200,31 +200,6 @@ def prepare_model(model, device, dtype, compiled, rows):
         inductor.freezing = rows > 1
         # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
         model.decode = torch.compile(model.decode, options=dict(realize_opcount_threshold=0, realize_reads_threshold=0))
-
-class Replayed:
-    """
-    Stands for a function of a tensor and other arguments. On a CUDA GPU, the second call with the same arguments (but
-    for the tensor's numbers) records a CUDA graph, and later ones replay it: one launch instead of hundreds. The
-    function must not wait for the GPU (as .item() does), and must keep its state in tensors that stay in place. A
-    replay takes no new decisions in Python, and overwrites the results of the call before.
-    """
-    def __init__(self, function):
-        self.function, self.key = function, None
-
-    def __call__(self, x, *others):
-        if not x.is_cuda:
-            return self.function(x, *others)
-        key = [x.shape, *others]
-        if self.key != key:
-            self.key, self.graph, self.x = key, None, x.clone()
-            return self.function(self.x, *others)
-        self.x.copy_(x)
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, capture_error_mode='thread_local'):       # other threads may use the GPU
-                self.results = self.function(self.x, *others)
-        self.graph.replay()
-        return self.results
 
 def one_row_linear(layer, x):
     # For one row, a compiled loop is 2 to 3 times as fast as F.linear. x is float32, because the loop would convert 16

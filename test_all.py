@@ -56,8 +56,8 @@ import tokenizer
 import train
 from configurator import Options, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
-                   PassInfo, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device, choose_dtype,
-                   cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16,
+                   PassInfo, Replayed, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
+                   choose_dtype, cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16,
                    load_file, load_model, newest_intact, peak_flops, remove_checkpoint, rope_angles,
                    save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
 from prepare import Shards, find_or_prepare
@@ -964,6 +964,22 @@ def test_peak_flops_are_known_by_the_name_of_a_card(monkeypatch):
         monkeypatch.setattr('torch.cuda.get_device_name', lambda device: f'NVIDIA {name}')
         assert peak_flops('cuda:0') == peak * 1e12
 
+def test_replayed_records_a_graph_for_each_cache_and_shape(monkeypatch):
+    """A stand-in for torch.cuda.CUDAGraph computes the function again."""
+    def scaled(x, cache):
+        return x * cache.scale
+
+    replayed = Replayed(scaled)
+    graph = Mock(replay=lambda: replayed.results.copy_(scaled(replayed.x, *replayed.key[1:])))
+    monkeypatch.setattr('torch.cuda.CUDAGraph', Mock(return_value=graph))
+    monkeypatch.setattr('torch.cuda.graph', lambda graph, **_: nullcontext())
+    monkeypatch.setattr('torch.Tensor.is_cuda', True)
+    for cache, shape in (Mock(scale=2), (3, 1)), (Mock(scale=5), (3, 1)), (Mock(scale=5), (3, 2)):
+        for _ in range(4):
+            x = torch.randint(100, shape)
+            assert replayed(x, cache).equal(x * cache.scale)
+    assert torch.cuda.CUDAGraph.call_count == 3
+
 # -- model folders, our own and other people's
 @every_setting
 def test_load_model_gives_a_checkpoint_back(name):
@@ -1596,22 +1612,6 @@ def test_prepare_model_packs_matrices_in_float16_alone():
     close(model(idx), want, rtol=5e-3, atol=5e-3)
     sample.prepare_model(other, 'cpu', 'bfloat16', False, rows=1)
     assert other.lm_head.weight.dtype == other.compute_dtype == torch.bfloat16
-
-def test_replayed_records_a_graph_for_each_cache_and_shape(monkeypatch):
-    """A stand-in for torch.cuda.CUDAGraph computes the function again."""
-    def scaled(x, cache):
-        return x * cache.scale
-
-    replayed = sample.Replayed(scaled)
-    graph = Mock(replay=lambda: replayed.results.copy_(scaled(replayed.x, *replayed.key[1:])))
-    monkeypatch.setattr('torch.cuda.CUDAGraph', Mock(return_value=graph))
-    monkeypatch.setattr('torch.cuda.graph', lambda graph, **_: nullcontext())
-    monkeypatch.setattr('torch.Tensor.is_cuda', True)
-    for cache, shape in (Mock(scale=2), (3, 1)), (Mock(scale=5), (3, 1)), (Mock(scale=5), (3, 2)):
-        for _ in range(4):
-            x = torch.randint(100, shape)
-            assert replayed(x, cache).equal(x * cache.scale)
-    assert torch.cuda.CUDAGraph.call_count == 3
 
 # -- the command
 def test_prompt_ids_begin_with_what_opens_a_text_or_with_a_new_document_or_line():

@@ -37,11 +37,11 @@ from tqdm import tqdm
 import prepare
 from configurator import (Diverged, Output, UserError, as_file, check_range, command, configure, launch, lock,
                           read_json, write)
-from model import (GPT, UNSAVED_FIELDS, GPTConfig, checkpoints, choose_compile, choose_device, choose_dtype,
+from model import (GPT, UNSAVED_FIELDS, GPTConfig, Replayed, checkpoints, choose_compile, choose_device, choose_dtype,
                    device_name, find_folder, keep_from, load_model, newest_intact, peak_flops, remove_checkpoint,
                    save_checkpoint, set_up)
 from prepare import Shards, data_hash, data_name, find_or_prepare, read_meta
-from sample import Replayed, generate, prompt_ids, texts_of
+from sample import generate, prompt_ids, texts_of
 from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
