@@ -246,9 +246,10 @@ def bench_toy():
 def toy_loss(rule, rate):
     """Returns the mean square of 100 numbers p after 10 steps down its gradient, 2 p / 100."""
     p = torch.linspace(-10, 10, 100)
-    m, v = torch.zeros(2, 100)
+    moments = [torch.zeros(100) for _ in train.moments_of(rule)]
     for t in range(1, 11):
-        rule(p, 2 * p / 100, rate / t ** 0.5, 0.0, m, v, 0.9, 0.999, 1e-8, 1 - 0.9 ** t, 1 - 0.999 ** t)
+        rule(p, 2 * p / 100, rate / t ** 0.5, 0.0, *moments, beta1=0.9, beta2=0.999, eps=1e-8, correction1=1 - 0.9 ** t,
+             correction2=1 - 0.999 ** t)
     return p.square().mean()
 
 # -----------------------------------------------------------------------------

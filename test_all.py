@@ -1846,11 +1846,11 @@ def test_muon_updates_stacked_matrices_one_by_one():
     model.model.layers[0].mlp.experts = Linear(1, 1)
     model.model.layers[0].mlp.experts.weight = torch.nn.Parameter(torch.randn(3, 8, 24))
     optimizer = make_optimizer(model, 'muon')
-    before = optimizer.p.clone()
+    [group] = [group for group in optimizer.groups if 'model.layers.0.mlp.experts.weight' in group.names]
+    before = group.flat[0].clone()
     optimizer.g.normal_()
     optimizer.step(0.1)
-    [group] = [group for group in optimizer.groups if 'model.layers.0.mlp.experts.weight' in group.names]
-    for matrix in (optimizer.p - before * (1 - 0.1 * group.decay))[group.part].view(3, 8, 24):
+    for matrix in (group.flat[0] - before * (1 - 0.1 * group.decay)).view(3, 8, 24):
         singular = torch.linalg.svdvals(matrix) / (0.1 * 0.2 * 24 ** 0.5)
         assert 0.6 < singular.min() and singular.max() < 1.3
 
@@ -2944,12 +2944,13 @@ class CourseAdamW(optim.Optimizer):
     def step(self):
         for group in self.param_groups:
             for p in group['params']:
-                state, betas = self.state[p], group['betas']
+                state, (beta1, beta2) = self.state[p], group['betas']
                 if not state:
                     state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
                 state['t'] += 1
-                train.adamw(p, p.grad, group['lr'], group['weight_decay'], state['m'], state['v'], *betas, group['eps'],
-                            *[1 - beta ** state['t'] for beta in betas])
+                train.adamw(p, p.grad, group['lr'], group['weight_decay'], state['m'], state['v'], beta1=beta1,
+                            beta2=beta2, eps=group['eps'], correction1=1 - beta1 ** state['t'],
+                            correction2=1 - beta2 ** state['t'])
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):
     with train_options(learning_rate=max_learning_rate, min_lr=min_learning_rate, warmup_iters=warmup_iters,

@@ -14,6 +14,7 @@ It prepares missing data, prints a line every log_interval steps (with the MFU o
 and writes out/<run>/: checkpoints step_00001000/ (Hugging Face folders), config.py, log.jsonl, curves.png.
 """
 import atexit
+import inspect
 import json
 import math
 import os
@@ -100,44 +101,42 @@ if __name__ == '__main__':
 config = configure(globals(), prepare, GPTConfig)
 
 # -----------------------------------------------------------------------------
-# Update rules. Each steps in place, as in torch.optim, for weights p with gradients g and moments m and v. Except for
-# muon, p is a long vector of the group's weights, so a rule must work number by number. decay is the weight decay. At
-# step t = 1, 2, ..., Adam's means, which start at 0, are divided by correction1 = 1 - beta1^t and correction2 =
-# 1 - beta2^t. All are called like adamw.
+# Update rules. Each steps in place, as in torch.optim, for weights p with gradients g. The parameters between decay
+# (the weight decay) and * are its moments: an Optimizer makes and saves those that a rule names, and they start at 0.
+# Except for muon, p is a long vector of the group's weights, so a rule must work number by number. At step t = 1, 2,
+# ..., Adam's means are divided by correction1 = 1 - beta1^t and correction2 = 1 - beta2^t.
 
-def sgd(p, g, lr, decay, *_):
+def sgd(p, g, lr, decay, **_):
     """Steps down the gradient of the loss + decay / 2 |p|^2."""
     p.sub_(lr * (g + decay * p))
 
-def momentum(p, g, lr, decay, m, v, beta1, *_):
+def momentum(p, g, lr, decay, m, *, beta1, **_):
     """Steps down a sum of past gradients that decays by beta1 per step (Polyak, 1964)."""
     m.mul_(beta1).add_(g + decay * p)
     p.sub_(lr * m)
 
-def adagrad(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
+def adagrad(p, g, lr, decay, v, *, eps, **_):
     """Lowers each weight's rate as its squared gradients add up (Duchi, Hazan and Singer, 2011)."""
     g = g + decay * p
     v.addcmul_(g, g)
     p.sub_(lr * g / (v.sqrt() + eps))
 
-def rmsprop(p, g, lr, decay, m, v, beta1, beta2, eps, *_):
+def rmsprop(p, g, lr, decay, v, *, beta2, eps, **_):
     """AdaGrad with a decaying mean of squares, so that rates do not vanish (Hinton's lecture 6e, 2012)."""
     g = g + decay * p
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
     p.sub_(lr * g / (v.sqrt() + eps))
 
-def adam(p, g, lr, decay, *others):
+def adam(p, g, lr, decay, m, v, **others):
     """RMSProp with momentum, with both means unbiased (arXiv:1412.6980, algorithm 1)."""
-    adamw(p, g + decay * p, lr, 0.0, *others)
+    adamw(p, g + decay * p, lr, 0.0, m, v, **others)
 
-def adamw(p, g, lr, decay, m, v, beta1, beta2, eps, correction1, correction2):
+def adamw(p, g, lr, decay, m, v, *, beta1, beta2, eps, correction1, correction2, **_):
     """Adam with weight decay kept out of the gradient (arXiv:1711.05101, algorithm 2)."""
     p.mul_(1 - lr * decay)
     m.lerp_(g, 1 - beta1)                                   # m = beta1 m + (1 - beta1) g
     v.mul_(beta2).addcmul_(g, g, value=1 - beta2)           # v = beta2 v + (1 - beta2) g^2
     p.sub_(lr / correction1 * m / ((v / correction2).sqrt() + eps))
-
-RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentum, sgd)}
 
 def orthogonalize(x, dtype):
     """
@@ -154,37 +153,45 @@ def orthogonalize(x, dtype):
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
-def muon(p, g, lr, decay, m, v, momentum, *_, dtype):
+def muon(p, g, lr, decay, m, *, beta1, dtype, **_):
     """
     Moves matrices p (n, a, b) against their orthogonalized Nesterov momentum, about as far as AdamW would go at the
     same rate (arXiv:2502.16982, equation 4).
     """
-    m.lerp_(g, 1 - momentum)
-    direction = orthogonalize(g.lerp(m, momentum), dtype)
+    m.lerp_(g, 1 - beta1)
+    direction = orthogonalize(g.lerp(m, beta1), dtype)
     p.mul_(1 - lr * decay)
     p.sub_(lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
 
+RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentum, sgd)}
+MATRIX_RULES = dict(muon=muon)
+
+def moments_of(rule):
+    """moments_of(adamw) -> ['m', 'v']"""
+    return inspect.getfullargspec(rule).args[4:]
+
 @dataclass
 class Group:
-    """Weights that one rule updates alike. For muon, they are matrices of one shape."""
+    """Weights that one rule updates alike. For a matrix rule, they are matrices of one shape."""
     names: list
     rule: str
-    betas: tuple                    # (beta1, beta2), for the rules that use them
+    beta1: float                    # for the rules that use these
+    beta2: float
     eps: float
     lr_scale: float = 1.0           # multiplies the learning rate, and so the decay
     decay: float = 0.0              # weight decay
-    shape: tuple = ()               # of each matrix, for muon
-    part: slice = None              # their slice of the optimizer's vectors
+    shape: tuple = ()               # of each matrix, for a matrix rule
+    flat: list = None               # p, g and the moments of all these weights, each a flat vector
 
 def make_groups(params, tied):
     """
-    Returns the Groups of trainable weights (params, by name) that the options ask for, muon's last. tied: whether the
-    embedding is the head, too. For another learning rate, give a layer or an embedding its own Group in both returns.
+    Returns the Groups of trainable weights (params, by name) that the options ask for. tied: whether the embedding is
+    the head, too. For another learning rate, give a layer or an embedding its own Group in both returns.
     """
     matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
-    group = partial(Group, betas=(beta1, beta2), eps=adam_eps)
-    if optimizer != 'muon':
+    group = partial(Group, beta1=beta1, beta2=beta2, eps=adam_eps)
+    if optimizer in RULES:
         return [group(matrices, optimizer, decay=weight_decay), group(vectors, optimizer)]
 
     embeddings = [name for name in matrices if 'embed_values' in name or ('embed_tokens' in name and not tied)]
@@ -194,7 +201,7 @@ def make_groups(params, tied):
     for name in in_blocks:
         by_shape[params[name].shape].append(name)
     return [group(others, 'adamw', lr_scale=adamw_scale), group(embeddings, 'adamw', lr_scale=embed_scale),
-            *[group(names, 'muon', betas=(0.95, 0), decay=weight_decay, shape=shape[-2:])
+            *[group(names, optimizer, beta1=0.95, decay=weight_decay, shape=shape[-2:])
               for shape, names in sorted(by_shape.items())]]
 
 class Optimizer(torch.optim.Optimizer):
@@ -204,36 +211,33 @@ class Optimizer(torch.optim.Optimizer):
     add their gradients in one message. A subclass of torch's Optimizer has zero_grad and satisfies GradScaler.
     """
     def __init__(self, model):
-        # p     | weights of group 1, one tensor after the other | group 2 | ... | muon's groups | zeros
-        # g, m  their gradients and first moments, at the same positions
-        # v     their second moments, up to muon's groups, which have none
+        # p | weights of group 1, one tensor after the other | group 2 | ... | zeros
+        # g   their gradients, at the same positions
         params = {name: w for name, w in model.named_parameters() if w.requires_grad}
         self.model, self.groups = model, make_groups(params, model.config.tie_weights)
         names = [name for group in self.groups for name in group.names]
         assert sorted(names) == sorted(params), 'make_groups must list each trainable weight once'
         self.t = 0              # steps taken
-        self.rules = dict(RULES, muon=partial(muon, dtype=model.compute_dtype))
-        sizes = {name: w.numel() for name, w in params.items()}
-        v_size = sum(sizes[name] for group in self.groups if group.rule != 'muon' for name in group.names)
-        total = math.ceil(sum(sizes.values()) / 4096) * 4096        # clip views it as 4,096 rows
+        self.rules = RULES | MATRIX_RULES
+        total = sum(w.numel() for w in params.values())
+        total = math.ceil(total / 4096) * 4096          # clip views it as 4,096 rows
         device = model.lm_head.weight.device
-        self.p, self.g, self.m = torch.zeros(3, total, device=device)
-        self.v = torch.zeros(v_size, device=device)
+        self.p, self.g = torch.zeros(2, total, device=device)
         self.tensors = {}       # saved with the model: m.<name>, v.<name>; add yours after the loop
 
         end = 0
         for group in self.groups:
-            begin = end
-            for name in group.names:
+            sizes = [params[name].numel() for name in group.names]
+            here = slice(end, end + sum(sizes))
+            end = here.stop
+            letters = moments_of(self.rules[group.rule])
+            group.flat = [self.p[here], self.g[here], *[torch.zeros_like(self.p[here]) for _ in letters]]
+            for name, p, g, *moments in zip(group.names, *[vector.split(sizes) for vector in group.flat]):
                 w = params[name]
-                here = slice(end, end + sizes[name])
-                w.data = self.p[here].view_as(w).copy_(w.detach())
-                w.grad = self.g[here].view_as(w)
-                self.tensors[f'm.{name}'] = self.m[here].view_as(w)
-                if group.rule != 'muon':
-                    self.tensors[f'v.{name}'] = self.v[here].view_as(w)
-                end = here.stop
-            group.part = slice(begin, end)
+                w.data = p.view_as(w).copy_(w.detach())
+                w.grad = g.view_as(w)
+                for letter, moment in zip(letters, moments):
+                    self.tensors[f'{letter}.{name}'] = moment.view_as(w)
 
         self.p.grad = self.g
         super().__init__([self.p], {})
@@ -271,11 +275,11 @@ class Optimizer(torch.optim.Optimizer):
         # Numbers are tensors, because a compiled rule would be compiled again for every new number.
         on_device = partial(torch.full, (), dtype=torch.float32, device=self.p.device)
         for group in self.groups:
-            group_lr = on_device(lr) * group.lr_scale
-            corrections = [on_device(1 - beta ** self.t) for beta in group.betas]
-            p, g, m = [x[group.part].view(-1, *group.shape) for x in (self.p, self.g, self.m)]
-            v = self.v[group.part]          # empty for muon
-            self.rules[group.rule](p, g, group_lr, group.decay, m, v, *group.betas, group.eps, *corrections)
+            p, g, *moments = [vector.view(-1, *group.shape) for vector in group.flat]
+            self.rules[group.rule](
+                p, g, on_device(lr) * group.lr_scale, group.decay, *moments, beta1=group.beta1, beta2=group.beta2,
+                eps=group.eps, correction1=on_device(1 - group.beta1 ** self.t),
+                correction2=on_device(1 - group.beta2 ** self.t), dtype=self.model.compute_dtype)
 
 # -----------------------------------------------------------------------------
 # A training step
@@ -359,7 +363,7 @@ def check_options():
     check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints')
     check_range(config, 0, math.inf, 'seed', 'max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size',
                 'learning_rate', 'grad_clip')
-    for name, choices in dict(optimizer=('muon', *RULES), lr_decay=('linear', 'cosine')).items():
+    for name, choices in dict(optimizer=[*MATRIX_RULES, *RULES], lr_decay=('linear', 'cosine')).items():
         if config[name] not in choices:
             raise UserError(f'{name} = {config[name]!r} is unknown; use {", ".join(choices)}')
     unit = WORLD_SIZE * max(micro_batch_size, 1)
