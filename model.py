@@ -241,6 +241,11 @@ class PassInfo:
     cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
     cache: object = None                # a KVCache that gets the keys and values, or None
     decode: bool = False                # False: texts begin here. True: the cache has the keys of their earlier tokens
+    losses: dict = None                 # that layers add, by name
+
+    def add_loss(self, name, loss):
+        """Adds a layer's loss to those that a training step minimizes and prints. Losses with the same name add up."""
+        self.losses[name] = self.losses[name] + loss if name in self.losses else loss
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -301,7 +306,7 @@ class MLP(nn.Module):
         self.up_proj = Linear(c.n_embd, c.d_ff, c.bias)
         self.down_proj = Linear(c.d_ff, c.n_embd, c.bias)
 
-    def forward(self, x):
+    def forward(self, x, info):
         c = self.config
         if c.mlp == 'swiglu':
             x = F.silu(self.gate_proj(x)) * self.up_proj(x)
@@ -321,10 +326,10 @@ class Block(nn.Module):
     def forward(self, x, info):
         if self.pre:
             x = x + self.self_attn(self.input_layernorm(x), info)
-            return x + self.mlp(self.post_attention_layernorm(x))
+            return x + self.mlp(self.post_attention_layernorm(x), info)
         # Post-norm: the same two norms, each after its sum.
         x = self.input_layernorm(x + self.self_attn(x, info))
-        return self.post_attention_layernorm(x + self.mlp(x))
+        return self.post_attention_layernorm(x + self.mlp(x, info))
 
 class KVCache:
     """
@@ -391,8 +396,8 @@ class GPT(nn.Module):
                 std = table.get(name.split('.')[-2], others)
                 nn.init.trunc_normal_(w, 0.0, 1.0, -3.0, 3.0).mul_(std)
 
-    def run_layers(self, idx, cache=None, decode=False):
-        """Runs all but the head. cache, decode: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
+    def run_layers(self, idx, cache=None, decode=False, losses=None):
+        """Runs all but the head. cache, decode, losses: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
         positions = torch.arange(T, device=idx.device)[None]
@@ -405,7 +410,7 @@ class GPT(nn.Module):
         cos_sin = None
         if c.position == 'rope':
             cos_sin = self.cos_sin[:, positions].unsqueeze(-2).to(x.dtype)
-        info = PassInfo(idx, positions, cos_sin, cache, decode)
+        info = PassInfo(idx, positions, cos_sin, cache, decode, {} if losses is None else losses)
         for layer in self.model.layers:
             x = layer(x, info)
         return self.model.norm(x)
@@ -417,16 +422,16 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None):
         """
         Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. Targets of
-        -100 do not count. Add a second loss to `losses` if self.training: a step minimizes their sum and prints each.
+        -100 do not count. A training step minimizes the sum of this loss and those in `others`, and prints each.
         """
-        logits = self.logits(self.run_layers(idx))
+        others = {}             # filled by layers (see PassInfo.add_loss)
+        logits = self.logits(self.run_layers(idx, losses=others))
         if targets is None:
             return logits
         # cross_entropy(), but without targets of -100
-        losses = dict(loss=F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
-        self.losses = {name: loss.detach() for name, loss in losses.items()}
-        first, *others = losses.values()
-        return sum(others, first)       # compiled by torch 2.14, 0 + first loses its gradient
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        self.losses = {name: x.detach() for name, x in dict(loss=loss, **others).items()}
+        return sum(others.values(), loss) if self.training else loss
 
     def prefill(self, idx, lengths, cache):
         """Fills a cache with prompts idx (B, T) of these lengths (B,), padded at the end. Returns the next logits."""

@@ -1967,23 +1967,22 @@ def test_half_precision_trains_as_float32_does(dtype):
     near(half.steps[0]['grad_norm'], full.steps[0]['grad_norm'], 0.1)           # unscaled
 
 def test_a_second_loss_is_minimized_and_logged_by_its_name(monkeypatch):
-    plain, forward = train_here('a', '--max_iters=6'), GPT.forward
+    plain, forward = train_here('a', '--max_iters=6'), MLP.forward
 
-    def with_decay(self, idx, targets=None):
-        loss = forward(self, idx, targets)
-        if targets is None or not self.training:
-            return loss
-        decay = self.lm_head.weight.square().mean()
-        self.losses['decay'] = decay.detach()
-        return loss + 99 * decay
+    def with_decay(self, x, info):
+        info.add_loss('decay', 99 * self.up_proj.weight.square().mean())
+        return forward(self, x, info)
 
-    monkeypatch.setattr(GPT, 'forward', with_decay)
+    monkeypatch.setattr(MLP, 'forward', with_decay)
     run = train_here('b', '--max_iters=6')
     means = train_here('c', '--max_iters=6 --log_interval=3 --micro_batch_size=2').steps
-    assert plain.losses[0] == run.losses[0] and run.steps[-1]['decay'] < run.steps[0]['decay'] / 2
+    decays = [entry['decay'] for entry in run.steps]
+    assert plain.losses[0] == run.losses[0] and decays == sorted(decays)[::-1] and decays[-1] < 0.96 * decays[0]
     for name in 'decay', 'loss':
         each = [entry[name] for entry in run.steps]
         near([entry[name] for entry in means], [each[0], sum(each[1:3]) / 2, sum(each[3:]) / 3], 1e-4)
+    model, idx = small_gpt(), random_ids(2, 8)
+    near(model.eval()(idx, idx), cross_entropy(model(idx), idx), 1e-5)         # an evaluation leaves it out
 
 def test_old_checkpoints_go_and_the_best_stays(printed):
     # Validation text is noise, which training makes ever less likely.
@@ -2885,7 +2884,7 @@ def run_rmsnorm(d_model, eps, weights, in_features):
 def run_swiglu(d_model, d_ff, w1_weight, w2_weight, w3_weight, in_features):
     weights = {'gate_proj.weight': w1_weight, 'down_proj.weight': w2_weight, 'up_proj.weight': w3_weight}
     mlp = MLP(course_config(n_embd=d_model, n_head=1, d_ff=d_ff))
-    return filled(mlp, weights)(in_features)
+    return filled(mlp, weights)(in_features, None)
 
 def run_scaled_dot_product_attention(Q, K, V, mask=None):
     return scaled_dot_product_attention(Q, K, V, mask)
