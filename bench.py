@@ -187,7 +187,7 @@ def bench_sample():
         seconds.extend(laps(partial(list, ids), device, 1))
     rate = half / median(seconds[1:])
     print(f'sample  | {samples} x {half} tokens: {samples * rate:,.1f} tokens/s, {1e3 / rate:.2f} ms per step')
-    weights = model.flops_per_token(0) // 6 * getattr(torch, dtype).itemsize
+    weights = model.matmul_weights() * getattr(torch, dtype).itemsize
     x = torch.ones(100_000_000, device=device)
     limit = x.nbytes / min(laps(x.sum, device, 10))
     print(f'memory  | {weights / 1e6:.0f} MB of weights read at {weights * rate / limit:.0%} of {limit / 1e9:.1f} GB/s')
@@ -549,7 +549,7 @@ def print_law(found):
     if len(ended) < 6:
         raise UserError(f'the fit needs 6 variants that ended with a loss, not {len(ended)}; add more to --variants')
     N, D, losses = np.array([
-        (build(model_config(v.options), 'meta').flops_per_token(0) / 6, tokens_of(v.options), v.loss())
+        (build(model_config(v.options), 'meta').matmul_weights(), tokens_of(v.options), v.loss())
         for v in ended]).T
     laws, exponents = [], np.arange(0.02, 1.5, 0.02)
     for alpha in exponents:

@@ -449,13 +449,16 @@ class GPT(nn.Module):
         """Returns the number of parameters. Tied weights count once."""
         return sum(p.numel() for p in self.parameters())
 
-    def flops_per_token(self, T=None):
-        """Returns the training FLOPs per token of T, all attended to (arXiv:2204.02311); T = 0: of matmul weights."""
-        c = self.config
-        T = c.block_size if T is None else T
+    def matmul_weights(self):
+        """Returns the number of weights that every token is multiplied with: those of all Linears."""
         assert all(w.dim() < 3 for w in self.parameters()), 'the FLOPs of weights with three dimensions are unknown'
-        weights = sum(m.weight.numel() for m in self.modules() if isinstance(m, Linear))
-        return 6 * weights + 12 * c.n_layer * c.n_head * c.head_dim * T
+        return sum(m.weight.numel() for m in self.modules() if isinstance(m, Linear))
+
+    def flops_per_token(self, T=None):
+        """Returns the training FLOPs per token of T (default: block_size), all attended to (arXiv:2204.02311)."""
+        c = self.config
+        T = T or c.block_size
+        return 6 * self.matmul_weights() + 12 * c.n_layer * c.n_head * c.head_dim * T
 
 # -----------------------------------------------------------------------------
 # The machine. Here, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with these

@@ -2730,7 +2730,7 @@ def test_bench_compare_goes_on_after_a_variant_that_diverges_and_ends_with_one_t
 def test_print_law_finds_a_law_of_scaling_again(printed):
     variants = []
     for layers, steps in itertools.product((1, 2, 4, 8), (10, 99, 999, 9999)):
-        N = GPT(GPTConfig(n_layer=layers)).flops_per_token(0) / 6
+        N = GPT(GPTConfig(n_layer=layers)).matmul_weights()
         D = steps * 3 * 50
         loss = 1.7 + 400 / N ** 0.5 + 900 / D ** 0.46
         variants.append(made_up('', 9, loss, n_layer=layers, max_iters=steps, batch_size=3, block_size=50))
