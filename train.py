@@ -298,7 +298,9 @@ def get_lr(step, last, time_used=0.0):
     else:
         falling = 1 - min(warmup_iters / max_iters, 0.5)        # the part of the run in which it falls
         height = 0.5 * (1 - math.cos(math.pi * min(left / falling, 1)))
-    return min(lowest + height * (learning_rate - lowest), last + learning_rate / max(warmup_iters, 1))
+    rate = lowest + height * (learning_rate - lowest)
+    highest = last + learning_rate / max(warmup_iters, 1)           # the warm-up
+    return min(rate, highest)
 
 def next_sequences(run):
     """Returns where all sequences of a run's next step start, and their length. Both may change from step to step."""
