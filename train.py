@@ -99,6 +99,7 @@ if __name__ == '__main__':
     # Only the first process prints. An Output keeps going if the terminal closes.
     sys.stdout, sys.stderr = Output(None if RANK else sys.stdout), Output(sys.stderr)
 config = configure(globals(), prepare, GPTConfig)
+# Functions read options as globals, but as config['name'] if another file has it, or a local variable has this name.
 
 # -----------------------------------------------------------------------------
 # Update rules. Each steps in place, as in torch.optim, for weights p with gradients g. The parameters between decay
@@ -459,13 +460,13 @@ class Run:
         self.limit = 60 * max_minutes or math.inf       # seconds
         self.origin = checkpoint or source
         self.data_folder, self.meta, self.train_data, self.val_data = open_data(source)
-        self.dtype = choose_dtype(config['dtype'], device)
+        self.dtype = choose_dtype(dtype, device)
         torch.manual_seed(seed)
         self.model = make_model(self.origin, self.meta).to(device).train()
         self.model.compute_dtype = getattr(torch, self.dtype)
         self.T = min(config['block_size'], self.model.config.block_size)        # tokens in a sequence
         flops = max_iters * batch_size * self.T * self.model.flops_per_token(self.T)
-        self.compile = choose_compile(config['compile'], device, flops)
+        self.compile = choose_compile(compile, device, flops)
         self.ends = find_ends(self.origin or self.data_folder, self.meta['eot'])        # ids that end a text
         self.kept = keep_from(self.origin) if self.origin else {}       # files that stay as they are
 
