@@ -730,19 +730,25 @@ def micro_batch_sizes(T, device):
     share = batch_size // WORLD_SIZE
     return [n for n in range(share, 0, -1) if share % n == 0 and (n * T <= most or n == 1)]
 
+def memory_left(run, model, size):
+    """Returns the share of the GPU's memory that a micro-batch of this size leaves free, or 0 if it does not fit."""
+    try:
+        # what AdamW needs if it is not compiled
+        spare = torch.empty(3 * len(run.opt.p), device=run.device)      # noqa: F841
+        model(*run.train_data.batch([0] * size, run.T, run.device)).backward()
+        free, total = torch.cuda.mem_get_info(run.device)
+        return free / total
+    except torch.OutOfMemoryError:
+        return 0.0
+
 def choose_micro_batch(run, model):
     """Returns the first of micro_batch_sizes that leaves 2% of every GPU's memory free. Raises UserError."""
-    for size in micro_batch_sizes(run.T, run.device):
-        if 'cuda' not in run.device:
-            return size
-        free, total = 0, 1
-        with suppress(torch.OutOfMemoryError):
-            spare = torch.empty(3 * len(run.opt.p), device=run.device)          # for AdamW if it is not compiled
-            model(*run.train_data.batch([0] * size, run.T, run.device)).backward()
-            free, total = torch.cuda.mem_get_info(run.device)
-        spare = None
+    sizes = micro_batch_sizes(run.T, run.device)
+    if 'cuda' not in run.device:
+        return sizes[0]
+    for size in sizes:
+        [left] = combine('MIN', memory_left(run, model, size))
         torch.cuda.empty_cache()
-        [left] = combine('MIN', free / total)
         if left > 0.02:
             return size
         print(f'memory  | {size} sequences at once do not fit')
