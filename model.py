@@ -121,27 +121,25 @@ def causal_mask(positions, S):
     keys = torch.arange(S, device=positions.device)
     return keys <= positions[..., None, :, None]
 
-def scaled_dot_product_attention(q, k, v, mask=None, causal=False, dropout=0.0):
+def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     """
     Returns softmax(q k^T / sqrt(hs)) v. q (..., nh, T, hs), k and v (..., nkv, S, hs) -> (..., nh, T, hs)
 
     Each key head serves nh / nkv query heads. mask (..., nh, T, S): True where a query may look, or numbers to add to
-    the scores. causal: a query sees the keys up to its own. After a change, let Attention.forward call nothing else.
+    the scores. None: a query sees the keys up to its own. After a change, let Attention.forward call nothing else.
     """
     *heads, T, hs = q.shape
     S = k.size(-2)
-    assert mask is None or not causal
-    if causal:
+    if mask is None:
         mask = causal_mask(torch.arange(T, device=q.device), S)
     rows = q.reshape(*k.shape[:-2], -1, hs)         # Query heads that share keys are stacked in one matrix
     att = (rows @ k.mT / math.sqrt(hs)).view(*heads, T, S)
-    if mask is not None:
-        att = torch.where(mask, att, float('-inf')) if mask.dtype == torch.bool else att + mask
+    att = torch.where(mask, att, float('-inf')) if mask.dtype == torch.bool else att + mask
     # Use torch's softmax: with the one above, autograd would also differentiate the maximum, needlessly.
     att = F.dropout(F.softmax(upcast(att), -1).to(v.dtype), dropout)
     return (att.view(*rows.shape[:-1], S) @ v).view(*heads, T, -1)
 
-def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
+def fused_attention(q, k, v, mask=None, dropout=0.0):
     """Computes the same with torch's fused kernels, which store no (T, S) matrix and are fastest without a mask."""
     dtype, group = q.dtype, q.size(-3) // k.size(-3)
     if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
@@ -149,11 +147,11 @@ def fused_attention(q, k, v, mask=None, causal=False, dropout=0.0):
     if q.device.type == 'cpu':          # In 16 bits, the backward pass may take 5 times as long
         if torch.compiler.is_compiling() and dtype == torch.bfloat16 and q.size(-2) <= 512:
             # Compiled, a step of 6 layers of width 256 is 8% faster without torch's kernels.
-            return scaled_dot_product_attention(q, k, v, mask, causal, dropout)
+            return scaled_dot_product_attention(q, k, v, mask, dropout)
         q, k, v = upcast(q), upcast(k), upcast(v)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal).to(dtype)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None).to(dtype)
 
 def rope_angles(positions, hs, theta):
     """Returns cos and sin of position * theta^(-2i/hs) for pair i of a head. positions (T,) -> (T, hs/2) each"""
@@ -293,7 +291,7 @@ class Attention(nn.Module):
         if c.attention == 'naive' or info.decode:       # Fused kernels are slower for single queries
             attend = scaled_dot_product_attention
         mask = self.mask(info, k.size(2))
-        y = attend(q, k, v, mask, causal=mask is None, dropout=c.dropout if self.training else 0.0)
+        y = attend(q, k, v, mask, c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
         return F.dropout(self.o_proj(y), c.dropout, self.training)
 
