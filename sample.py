@@ -44,31 +44,28 @@ config = configure(globals(), quiet=True)     # standard output has only the tex
 
 def next_token_probs(logits, texts=(), *, temperature=1.0, top_k=0, top_p=1.0):
     """
-    Returns the probabilities (B, n) and ids (B, n) of the tokens to draw from, given logits (B, V): the softmax of
-    logits / temperature over the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus
-    sampling, arXiv:1904.09751). ids is None if all tokens are kept, in order. texts: all ids of each text so far, for
-    new options, which may also change logits in place. Options after the * are those of sample.py with the same names.
+    Returns the probability of each next token, (B, V), given logits (B, V): the softmax of logits / temperature over
+    the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus sampling,
+    arXiv:1904.09751). texts: all ids of each text so far, for new options. Those after the * are options of sample.py.
     """
     if temperature < 1e-5:          # logits / temperature would overflow
         top_k, temperature = 1, 1.0
-    ids = None
     if 0 < top_k < logits.size(-1):
-        logits, ids = logits.topk(top_k)            # sorted, too
-    elif top_p < 1:
-        logits, ids = logits.sort(descending=True)
+        largest, ids = logits.topk(top_k)
+        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, largest)
     probs = F.softmax(logits / temperature, -1)
     if top_p < 1:
-        before = probs.cumsum(-1) - probs               # the sum over all likelier tokens
-        probs[:, 1:] = probs[:, 1:].masked_fill(before[:, 1:] >= top_p, 0)      # the likeliest always stays
-        probs = probs / probs.sum(-1, keepdim=True)
-    return probs, ids
+        largest, ids = probs.sort(descending=True)
+        before = largest.cumsum(-1) - largest           # the sum over all likelier tokens
+        largest[:, 1:].masked_fill_(before[:, 1:] >= top_p, 0)          # the likeliest always stays
+        probs = torch.zeros_like(probs).scatter(-1, ids, largest / largest.sum(-1, keepdim=True))
+    return probs
 
-def draw(probs, ids, u):
-    """Draws ids (B,) from the probs and ids of next_token_probs: the first at which the sum of probs exceeds u (B,)."""
+def draw(probs, u):
+    """Draws an id from each row of probs (B, V): the first at which the sum of probs exceeds u (B,) of the total."""
     edges = probs.cumsum(-1)
     target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, also when rounded
-    i = torch.searchsorted(edges, target, right=True)
-    return i[:, 0] if ids is None else ids.gather(-1, i)[:, 0]
+    return torch.searchsorted(edges, target, right=True)[:, 0]
 
 def uniforms(n, seed):
     """Returns n random numbers from 0 to 1, one for each token of a text."""
@@ -87,8 +84,7 @@ def plain_generate(model, prompt, max_new_tokens, seed=0, **sampling):
     text, context = [*prompt], prompt[-block_size:]
     for u in uniforms(max_new_tokens, seed):
         logits = model(torch.tensor([context]))[:, -1]
-        probs, ids = next_token_probs(logits, [text], **sampling)
-        id = draw(probs, ids, u[None]).item()
+        id = draw(next_token_probs(logits, [text], **sampling), u[None]).item()
         text.append(id)
         append(context, id, block_size)
     return text[len(prompt):]
@@ -115,8 +111,7 @@ def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab
     for i in range(max_new_tokens):
         if logits is None:
             logits = fill(cache, model, contexts)
-        probs, ids = next_token_probs(logits[:, :vocab_size], texts, **sampling)
-        drawn = draw(probs, ids, u[i])
+        drawn = draw(next_token_probs(logits[:, :vocab_size], texts, **sampling), u[i])
         # Start the next step before reading what was drawn, so that a GPU does not wait for Python.
         read = start_reading(drawn)
         has_room = max(map(len, contexts)) < size

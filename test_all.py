@@ -1493,12 +1493,12 @@ def test_a_damaged_shard_is_refused_when_it_is_read():
 # sample.py
 def test_next_token_probs_and_draw():
     logits = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
-    probs, ids = sample.next_token_probs(logits)
+    probs = sample.next_token_probs(logits)
     near(probs, [[0.15, 0.5, 0.05, 0.3]], 1e-6)
-    assert ids is None and [sample.draw(probs, ids, torch.tensor([u])).item() for u in (0.64, 0.66)] == [1, 2]
-    probs, ids = sample.next_token_probs(logits, temperature=0.5, top_k=3, top_p=0.9)
-    near(probs, [[100 / 136, 36 / 136, 0]], 1e-6)
-    assert ids.tolist() == [[1, 3, 0]] and sample.draw(probs, ids, torch.tensor([0.75])) == 3
+    assert [sample.draw(probs, torch.tensor([u])).item() for u in (0.64, 0.66)] == [1, 2]
+    probs = sample.next_token_probs(logits, temperature=0.5, top_k=3, top_p=0.9)
+    near(probs, [[0, 100 / 136, 0, 36 / 136]], 1e-6)
+    assert sample.draw(probs, torch.tensor([0.75])) == 3
 
 @given(strategies.lists(strategies.integers(-20, 20), min_size=1, max_size=30, unique=True),
        strategies.floats(0.2, 5), strategies.integers(0, 40), strategies.floats(0.01, 1))
@@ -1512,14 +1512,13 @@ def test_next_token_probs_are_those_of_numpy(logits, temperature, top_k, top_p):
     want = np.zeros(len(logits))
     want[order] = p / p.sum()
     logits = torch.tensor([logits]).float()
-    probs, ids = sample.next_token_probs(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-    found = probs if ids is None else torch.zeros_like(logits).scatter(1, ids, probs)
+    found = sample.next_token_probs(logits, temperature=temperature, top_k=top_k, top_p=top_p)
     near(found[0], want, 1e-4)
 
 def test_draw_takes_tokens_as_often_as_their_probabilities_say():
     probs = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
     u = torch.linspace(0, 1 - 2 ** -24, 10_001)         # up to the largest value of torch.rand
-    counts = torch.bincount(sample.draw(probs.expand(10_001, 6), None, u), minlength=6)
+    counts = torch.bincount(sample.draw(probs.expand(10_001, 6), u), minlength=6)
     near(counts / 10_001, probs, 2e-4)
     assert not counts[probs == 0].any()
 
