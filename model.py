@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -61,6 +62,7 @@ class GPTConfig:
     attention: str = 'flash'        # flash (torch's fused kernels), naive
 
     def __post_init__(self):
+        # A 0 is replaced here, so replace(config, n_embd=512) keeps the old head_dim and d_ff.
         self.n_kv_head = self.n_kv_head or self.n_head
         self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
         gated_width = math.ceil(8 * self.n_embd / 3 / 64) * 64
@@ -141,17 +143,20 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
 
 def fused_attention(q, k, v, mask=None, dropout=0.0):
     """Computes the same with torch's fused kernels, which store no (T, S) matrix and are fastest without a mask."""
-    dtype, group = q.dtype, q.size(-3) // k.size(-3)
+    group = q.size(-3) // k.size(-3)
     if group > 1:               # With enable_gqa, torch would not use its fastest kernels everywhere
         k, v = k.repeat_interleave(group, -3), v.repeat_interleave(group, -3)
-    if q.device.type == 'cpu':          # In 16 bits, the backward pass may take 5 times as long
-        if torch.compiler.is_compiling() and dtype == torch.bfloat16 and q.size(-2) <= 512:
-            # Compiled, a step of 6 layers of width 256 is 8% faster without torch's kernels.
-            return scaled_dot_product_attention(q, k, v, mask, dropout)
-        q, k, v = upcast(q), upcast(k), upcast(v)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None).to(dtype)
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)
+
+def cpu_attention(q, k, v, mask=None, dropout=0.0):
+    """Computes the same in the fastest way for a CPU in 16 bits."""
+    if torch.compiler.is_compiling() and q.dtype == torch.bfloat16 and q.size(-2) <= 512:
+        # Compiled, a step of 6 layers of width 256 is 8% faster without torch's kernels.
+        return scaled_dot_product_attention(q, k, v, mask, dropout)
+    # In 16 bits, the backward pass of torch's kernels may take 5 times as long.
+    return fused_attention(upcast(q), upcast(k), upcast(v), mask, dropout).to(q.dtype)
 
 def rope_angles(positions, hs, theta):
     """Returns cos and sin of position * theta^(-2i/hs) for pair i of a head. positions (T,) -> (T, hs/2) each"""
@@ -263,7 +268,7 @@ class Attention(nn.Module):
     def mask(self, info, S):
         """
         Returns which of S keys the queries of this layer see, bool (B or 1, nh or 1, T, S), or numbers to add to the
-        scores. None stands for causal_mask(info.positions, S) if texts begin here; kernels are then fastest.
+        scores. None stands for causal_mask(info.positions, S) if texts begin here, because kernels are then fastest.
         """
         return causal_mask(info.positions, S) if info.decode else None
 
@@ -287,7 +292,7 @@ class Attention(nn.Module):
             k, v = info.cache.update(self.layer, info, k, v)      # (B, nkv, S, hs)
 
         # attention and output
-        attend = fused_attention
+        attend = cpu_attention if q.device.type == 'cpu' else fused_attention
         if c.attention == 'naive' or info.decode:       # Fused kernels are slower for single queries
             attend = scaled_dot_product_attention
         mask = self.mask(info, k.size(2))
@@ -346,7 +351,7 @@ class KVCache:
 
     def update(self, layer, info, k, v):
         """Stores new keys and values (B, nkv, T, hs). Returns what attention reads: these, or in decode, all."""
-        # rows (B, 1) and positions (B or 1, T) together select (B, T) entries of each head.
+        # Indexing with rows (B, 1) and positions (B or 1, T) at once selects (B, T, nkv, hs).
         self.k[layer][self.rows, :, info.positions] = k.transpose(1, 2)
         self.v[layer][self.rows, :, info.positions] = v.transpose(1, 2)
         return (self.k[layer], self.v[layer]) if info.decode else (k, v)
@@ -599,26 +604,33 @@ LLAMA_FIXED = dict(hidden_act='silu', rope_scaling=None, rope_type='default', sl
 QWEN3_FIXED = dict(use_sliding_window=False, attention_bias=False, **LLAMA_FIXED)
 GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
 
-# model_type: (class in transformers, keys, values of fields that a file does not give, fixed settings)
+class Family(NamedTuple):
+    """A kind of model that transformers knows."""
+    architecture: str       # its class in transformers
+    keys: dict              # the field of GPTConfig for each key of config.json
+    values: dict            # values of the fields that a file does not give
+    fixed: dict             # settings without a field
+
+# by model_type
 FAMILIES = dict(
-    llama=('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
-    qwen3=('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), QWEN3_FIXED),
-    gpt2=('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
+    llama=Family('LlamaForCausalLM', dict(LLAMA_KEYS, attention_bias='bias', mlp_bias='bias'), LLAMA, LLAMA_FIXED),
+    qwen3=Family('Qwen3ForCausalLM', LLAMA_KEYS, dict(LLAMA, qk_norm=True), QWEN3_FIXED),
+    gpt2=Family('GPT2LMHeadModel', GPT2_KEYS, GPT2, GPT2_FIXED),
 )
 
 def family(config):
     """Returns the model_type that can express this config, or 'gpt_ablation'."""
-    for kind, (_, keys, values, _) in FAMILIES.items():
-        ours = {name: getattr(config, name) for name in (*keys.values(), *UNSAVED_FIELDS)}
+    for kind, known in FAMILIES.items():
+        ours = {name: getattr(config, name) for name in (*known.keys.values(), *UNSAVED_FIELDS)}
         with suppress(UserError):       # for example, rope with an odd head_dim
-            if GPTConfig(**(values | ours)) == config:
+            if GPTConfig(**(known.values | ours)) == config:
                 return kind
     return 'gpt_ablation'
 
 def settings(kind, config):
     """Returns what config.json says of a config in a family."""
-    _, keys, _, fixed = FAMILIES[kind]
-    return fixed | {theirs: getattr(config, ours) for theirs, ours in keys.items()}
+    known = FAMILIES[kind]
+    return known.fixed | {theirs: getattr(config, ours) for theirs, ours in known.keys.items()}
 
 def export_config(config, eot):
     """Returns the contents of config.json, which transformers can read unless the model is a gpt_ablation."""
@@ -626,7 +638,8 @@ def export_config(config, eot):
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
         return dict(d, gpt_config={name: x for name, x in vars(config).items() if name not in UNSAVED_FIELDS})
-    return d | settings(kind, config) | dict(architectures=[FAMILIES[kind][0]], max_window_layers=config.n_layer)
+    d.update(settings(kind, config), architectures=[FAMILIES[kind].architecture], max_window_layers=config.n_layer)
+    return d
 
 def import_config(folder):
     """Returns the GPTConfig that config.json describes. Raises UserError if it is not supported."""
@@ -637,10 +650,10 @@ def import_config(folder):
     try:
         if kind == 'gpt_ablation':
             return GPTConfig(**d['gpt_config'])
-        _, keys, values, _ = FAMILIES[kind]
+        known = FAMILIES[kind]
         d.update(d.get('rope_parameters') or {})        # transformers 5 has rope_theta and rope_type there
-        found = {ours: d[theirs] for theirs, ours in keys.items() if d.get(theirs) is not None}
-        config = GPTConfig(**{name: (values | found)[name] for name in {*values, *keys.values()}})
+        found = {ours: d[theirs] for theirs, ours in known.keys.items() if d.get(theirs) is not None}
+        config = GPTConfig(**{name: (known.values | found)[name] for name in {*known.values, *known.keys.values()}})
     except (LookupError, TypeError, ValueError) as e:
         raise UserError(f'{folder}/config.json describes no model ({type(e).__name__}: {e}); use another one')
     for name, value in settings(kind, config).items():

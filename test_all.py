@@ -57,9 +57,9 @@ import train
 from configurator import Options, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, Replayed, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
-                   choose_dtype, cross_entropy, family, find_folder, fused_attention, gelu, has_fast_bfloat16,
-                   load_file, load_model, newest_intact, peak_flops, remove_checkpoint, rope_angles,
-                   save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
+                   choose_dtype, cpu_attention, cross_entropy, family, find_folder, fused_attention, gelu,
+                   has_fast_bfloat16, load_file, load_model, newest_intact, peak_flops, remove_checkpoint,
+                   rope_angles, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
 from prepare import Shards, find_or_prepare
 from sample import generate, plain_generate, prompt_ids, write_gguf
 from tokenizer import (BYTES, END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter,
@@ -749,7 +749,7 @@ def test_functions_are_those_of_torch():
 
 WINDOW = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)
 
-@parametrize('attend', [scaled_dot_product_attention, fused_attention])
+@parametrize('attend', [scaled_dot_product_attention, fused_attention, cpu_attention])
 @parametrize('mask', [None, WINDOW, torch.randn(2, 1, 5, 5), torch.randn(4, 5, 5)])
 def test_attention_is_that_of_torch_with_any_mask(attend, mask):
     q, k, v = torch.randn(3, 2, 4, 5, 8)
@@ -1072,8 +1072,8 @@ def test_family_is_none_of_others_if_a_field_is_new_and_families_need_no_default
     Longer = make_dataclass('Longer', [('window', int, 0)], bases=(GPTConfig,))
     monkeypatch.setattr('model.GPTConfig', Longer)
     assert [family(Longer(window=n)) for n in (0, 7)] == ['qwen3', 'gpt_ablation']
-    for _, keys, values, _ in FAMILIES.values():
-        others = GPTConfig.__dataclass_fields__.keys() - {*keys.values(), *values, *UNSAVED_FIELDS}
+    for known in FAMILIES.values():
+        others = GPTConfig.__dataclass_fields__.keys() - {*known.keys.values(), *known.values, *UNSAVED_FIELDS}
         assert not any(getattr(GPTConfig(), name) for name in others), 'add a field that is on by default to LLAMA'
 
 # kind of model | file | text in it | replacement | the error
