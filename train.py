@@ -99,7 +99,7 @@ if __name__ == '__main__':
     # Only the first process prints. An Output keeps going if the terminal closes.
     sys.stdout, sys.stderr = Output(None if RANK else sys.stdout), Output(sys.stderr)
 config = configure(globals(), prepare, GPTConfig)
-# Functions read options as globals, but as config['name'] if another file has it, or a local variable has this name.
+# Functions read options as globals, or as config['name'] if another file lists the option or a parameter has its name.
 
 # -----------------------------------------------------------------------------
 # Update rules. Each steps in place, as in torch.optim, for weights p with gradients g. The parameters between decay
@@ -270,6 +270,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, lr):
         self.t += 1
+        # model.to(), for example, moves weights to memory that no step would change.
         for name, w in self.model.named_parameters():
             here = w.untyped_storage().data_ptr() == self.p.untyped_storage().data_ptr()
             assert here or not w.requires_grad, f'{name} moved; make a new Optimizer'
