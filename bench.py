@@ -435,7 +435,7 @@ class Variant:
     def __init__(self, name, arguments=''):
         self.name, self.arguments = name.strip(), arguments.split()
         self.logs = []          # log entries of each run
-        self.options = Options(train.config)
+        self.options = Options(dict(train.config))
         self.options.read(self.arguments)
 
     def run(self, seed):

@@ -9,8 +9,8 @@ Options without a framework. A script lists its options as plain globals, then r
 
 Arguments are read from left to right and later ones win. An argument is --key=value (or --key for True) or a Python
 file that assigns options. The file sees the options so far, so it can compute with them; names in CAPITALS or with a
-leading underscore are its own. An option is a lower-case global of type bool, int, float or str; the comment next to it
-is shown by --help. Only a script that was launched reads the command line; importing one changes nothing.
+leading underscore are its own. An option is a lower-case global of type bool, int, float, str or UserPath; the comment
+next to it is shown by --help. Only a script that was launched reads the command line; importing one changes nothing.
 """
 import difflib
 import errno
@@ -24,32 +24,59 @@ import runpy
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-
-KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
 class UserError(Exception):
     """A mistake that users can fix. The message is one line that ends with what to do next."""
     status = 2          # exit status
     kind = 'error'      # beginning of the line
 
-class Options(dict):
+class UserPath(str):
+    """Text of an option that may be a path. A ~ at its beginning, also after auto:, becomes the home folder."""
+    def __new__(cls, text):
+        before, colon, path = text.rpartition(':')
+        return super().__new__(cls, before + colon + os.path.expanduser(path))      # shells leave that of --x=~/y
+
+KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text', UserPath: 'text'}
+
+class Options(Mapping):
     """
-    Options by name. defaults: their values before any was set. source: {option: the argument that set it}. mirrors:
-    other dicts, such as a script's globals, into which read() copies the options that they have.
+    Options by name. Each value stays where its option is listed, such as in the globals of a script. defaults: their
+    values before any was set. source: {option: the argument that set it}.
     """
-    def __init__(self, defaults):
-        super().__init__(defaults)
-        self.defaults = dict(defaults)
+    def __init__(self, *homes):
+        """homes: dicts or other Options. If several list an option, all are set, and the last default counts."""
+        self.homes = {}         # {option: those that list it}
+        self.defaults = {}
         self.source = {}
-        self.mirrors = []
+        for home in homes:
+            values = home.defaults if isinstance(home, Options) else home
+            for name, value in values.items():
+                if name.islower() and not name.startswith('_') and type(value) in KINDS:
+                    self.homes.setdefault(name, []).append(home)
+                    self.defaults[name] = value
+
+    def __getitem__(self, name):
+        return self.homes[name][-1][name]
+
+    def __setitem__(self, name, value):
+        for home in self.homes[name]:
+            home[name] = value
+
+    def __iter__(self):
+        return iter(self.homes)
+
+    def __len__(self):
+        return len(self.homes)
 
     def begin(self, arguments):
         """Sets options from arguments, and all others to their defaults. Raises UserError."""
-        self.update(self.defaults)
+        for name, value in self.defaults.items():
+            self[name] = value
         self.source.clear()
         self.read(arguments)
 
@@ -57,31 +84,18 @@ class Options(dict):
         """Sets options from arguments, left to right. Raises UserError."""
         for argument in arguments:
             found = read_pair(argument, self) if argument.startswith('--') else run_file(argument, self)
-            self.update(found)
-            self.source.update(dict.fromkeys(found, argument))
-        for mirror in self.mirrors:
-            for name in mirror.keys() & self.keys():
-                mirror[name] = self[name]
+            for name, value in found.items():
+                self[name] = value
+                self.source[name] = argument
 
 def configure(script, *others, quiet=False):
     """
     Overrides the options of a script from the command line, if it was launched, and returns all of them as Options.
     script: its globals(). others: modules and classes whose options it also takes, as train.py takes those of
-    prepare.py and the fields of GPTConfig. New values are written to the globals and the config of the script and of
-    those modules; classes stay as they are. quiet: do not print what was set.
+    prepare.py and the fields of GPTConfig. Modules are changed, too; classes stay as they are. quiet: print nothing.
     """
-    options = Options({})
-    for space in reversed([script, *map(vars, others)]):        # the script's own options come last and win
-        config = space.get('config')        # a module's options, or those of an earlier run in a notebook
-        if not isinstance(config, Options):         # a notebook may have a config of its own
-            config = Options({})
-        config.source = options.source
-        for name, value in space.items():
-            if name.islower() and not name.startswith('_') and type(value) in KINDS:
-                options.defaults[name] = config.defaults.get(name, value)       # not what the earlier run set
-        if isinstance(space, dict):         # of a module, not of a class
-            options.mirrors += [space, config]
-    options.update(options.defaults)
+    homes = [other.config if inspect.ismodule(other) else dict(vars(other)) for other in others]
+    options = Options(*homes, script)
 
     if script['__name__'] == '__main__':
         with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
@@ -89,7 +103,7 @@ def configure(script, *others, quiet=False):
         if {'-h', '--help'} & {*sys.argv}:
             launch(lambda: print_help(others))
             sys.exit()
-        launch(lambda: options.read(sys.argv[1:]))
+        launch(lambda: options.begin(sys.argv[1:]))
 
     if os.environ.get('RANK', '0') == '0' and not quiet:
         for name, argument in options.source.items():
@@ -120,11 +134,8 @@ def check_value(value, name, options, where):
     kind = type(default)
     if default == 'auto' and type(value) is bool:
         return value
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is str and name not in ('start', 'sample_start', 'separator'):       # these are text, not paths
-        path = value.removeprefix('auto:')
-        value = value.removesuffix(path) + os.path.expanduser(path)         # a shell leaves the ~ of --x=~/y as it is
+    if (type(value), kind) in ((int, float), (str, UserPath)):
+        value = kind(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
     return value
@@ -135,7 +146,7 @@ def run_file(path, options):
         raise UserError(f'{path} is not a config file; use one (`ls config`), --key=value (to train on a text, '
                         f'--dataset={path}), or --help')
     try:
-        found = runpy.run_path(path, options)         # the file's globals start as the options
+        found = runpy.run_path(path, dict(options))         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix
         where = path            # enough for a SyntaxError, whose text has the line
         for frame in inspect.getinnerframes(e.__traceback__):

@@ -36,16 +36,17 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import UserError, check_range, configure, count, file_sha256, launch, lock, new_folder, read_json
+from configurator import (UserError, UserPath, check_range, configure, count, file_sha256, launch, lock, new_folder,
+                          read_json)
 from tokenizer import (BLOCK, BYTES, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, check_vocab_size, default_workers, load_tokenizer, merge_words, parallel_map,
                        read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
-dataset = 'python'          # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
-val_dataset = ''            # path or pattern of the validation text, whatever its names say ('': part of dataset)
-tokenizer = 'bpe'           # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, except the
-                            # separator, are ordinary text in documents, but single ids in the prompt of sample.py
+dataset = UserPath('python')    # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
+val_dataset = UserPath('')      # path or pattern of the validation text, whatever its names say ('': part of dataset)
+tokenizer = UserPath('bpe')     # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, except
+                            # the separator, are ordinary text in documents, but single ids in the prompt of sample.py
 vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
 pattern = 'gpt2'            # how bpe and word split text into words: gpt2 or gpt4
 val_fraction = 0.0          # share held out if no files are for validation, below 1 (0: the data set's own, or 0.1)

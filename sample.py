@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from configurator import UserError, check_range, configure, launch
+from configurator import UserError, UserPath, check_range, configure, launch
 from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, choose_compile, choose_device, choose_dtype, family,
                    find_folder, load_model, set_up, upcast, weights_on_disk)
 from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
-out_dir = ''            # a run, checkpoint, Llama, Qwen3 or GPT-2: a folder or owner/model ('': newest run in out/)
+out_dir = UserPath('')  # a run, checkpoint, Llama, Qwen3 or GPT-2: a folder or owner/model ('': newest run in out/)
 start = ''              # the prompt, or FILE:path ('': a new document, or a line if the model knows no end)
 num_samples = 4         # number of texts, generated as one batch
 max_new_tokens = 256    # tokens per text (fewer if a text ends)
@@ -38,7 +38,7 @@ seed = 1337             # same seed, device and options: same text (compiled for
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16). It may apply to matrices only
 compile = False         # generate faster, after half a minute or more of compiling
-gguf = ''               # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
+gguf = UserPath('')     # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # standard output has only the texts
 

@@ -54,7 +54,7 @@ import prepare
 import sample
 import tokenizer
 import train
-from configurator import Options, UserError, read_json
+from configurator import Options, UserError, UserPath, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, Replayed, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
                    choose_dtype, cpu_attention, cross_entropy, family, find_folder, fused_attention, gelu,
@@ -171,8 +171,8 @@ def command(line):
         patch.setattr('sys.argv', [script, *arguments])
         patch.setattr('sys.stdout', sys.stdout)     # train.py wraps both
         patch.setattr('sys.stderr', sys.stderr)
-        for name in ('config', *prepare.config):
-            patch.setattr(prepare, name, copy.copy(getattr(prepare, name)))     # train.py sets them
+        for name, value in prepare.config.items():
+            patch.setattr(prepare, name, value)         # train.py sets them
         patch.setitem(sys.modules, 'matplotlib.figure', None)       # plotting takes longer than these runs
         try:
             runpy.run_path(str(HERE / script), run_name='__main__')
@@ -337,18 +337,20 @@ def draws(model, prompts, n, **options):
 # configurator.py
 def options_after(*arguments):
     """Returns options after reading some arguments."""
-    options = Options(dict(a=1, lr=0.5, name='x', on=True, compile='auto'))
+    options = Options(dict(a=1, lr=0.5, name='x', on=True, compile='auto', path=UserPath('')))
     options.read(arguments)
     return options
 
 def test_read_takes_arguments_from_left_to_right_with_the_types_of_the_defaults():
     write('c.py', 'a = 1\nlr = 2\n')        # sets a back to its default
     options = options_after('--a=3', 'c.py', '--name=p=q', '--on=false', '--compile=True')
-    assert options == dict(a=1, lr=2.0, name='p=q', on=False, compile=True)
+    assert options == dict(a=1, lr=2.0, name='p=q', on=False, compile=True, path='')
     assert type(options['lr']) is float
     assert options_after('c.py', '--a=3')['a'] == 3
     assert options_after('--on=False', '--on')['on'] is True
-    assert options_after('--name=auto:~/b')['name'] == 'auto:' + os.path.expanduser('~/b')
+    home = os.path.expanduser('~/b')
+    paths = [options_after(f'--path={path}')['path'] for path in ('~/b', 'auto:~/b', 'a/~/b')]
+    assert paths == [home, f'auto:{home}', 'a/~/b'] and options_after('--name=~/b')['name'] == '~/b'
     options.begin(['--a=7'])
     assert options == options.defaults | dict(a=7) and options.source == dict(a='--a=7')
 
@@ -360,8 +362,7 @@ def test_run_file_sees_the_options_so_far_and_keeps_its_own_names():
 @given(strategies.integers(), strategies.floats(allow_nan=False, allow_infinity=False), strategies.text(),
        strategies.booleans(), strategies.sampled_from([True, False, 'auto']))
 def test_as_file_and_a_command_line_set_the_same_options_again(a, lr, name, on, compile):
-    assume(not name.startswith(('~', 'auto:~')))        # which becomes the home folder
-    wanted = dict(a=a, lr=lr, name=name, on=on, compile=compile)
+    wanted = dict(a=a, lr=lr, name=name, on=on, compile=compile, path='')
     write('run.py', configurator.as_file(wanted))
     assert options_after('--a=9', 'run.py') == wanted
     assert options_after(*[f'--{option}={value}' for option, value in wanted.items()]) == wanted
@@ -1884,7 +1885,7 @@ def test_get_lr_never_jumps(decay, warmup_iters):
 
 # -- what a run computes and leaves behind
 def options_in(path):
-    return configurator.run_file(str(path), Options(train.config))
+    return configurator.run_file(str(path), Options(dict(train.config)))
 
 def test_a_run_leaves_what_was_promised(printed):
     run = train_here('a', '--max_iters=12 --eval_interval=5')
@@ -2681,7 +2682,8 @@ def here(monkeypatch):
         options = dict(train.config)
         with redirect_stderr(io.StringIO()) as err:
             status = command(shlex.join(['train.py', *arguments[2:]]))
-        train.config.update(options)
+        for name, value in options.items():
+            train.config[name] = value
         return Mock(returncode=status, stderr=err.getvalue())
 
     monkeypatch.setattr('subprocess.run', run)

@@ -36,7 +36,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 import prepare
-from configurator import (Diverged, Output, UserError, as_file, check_range, command, configure, launch, lock,
+from configurator import (Diverged, Output, UserError, UserPath, as_file, check_range, command, configure, launch, lock,
                           read_json, write)
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, Replayed, checkpoints, choose_compile, choose_device, choose_dtype,
                    device_name, find_folder, keep_from, load_model, newest_intact, peak_flops, remove_checkpoint,
@@ -47,14 +47,14 @@ from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 # data
-dataset = 'python'      # a name or path that prepare.py takes, or a data folder
-tokenizer = 'bpe'       # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
+dataset = UserPath('python')        # a name or path that prepare.py takes, or a data folder
+tokenizer = UserPath('bpe')         # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
 vocab_size = 4096       # for bpe and word
 # the run
-out_dir = ''            # folder of the run ('': out/<dataset>, or for a new run, out/<dataset>-2, ... if that is taken)
-init_from = 'scratch'   # scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start from: a
-                        # run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or gpt2 or owner/model on the hub
-                        # (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
+out_dir = UserPath('')              # folder of the run ('': out/<dataset>, or if that is taken, out/<dataset>-2, ...)
+init_from = UserPath('scratch')     # scratch, resume, auto (resume if out_dir has a checkpoint), or another model to
+                        # start from: a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or gpt2 or owner/model
+                        # on the hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
 max_iters = 1000        # optimizer steps
 max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
                         # clock starts after the first step. The final evaluation may take as long again
@@ -518,7 +518,7 @@ def start(folder, device):
     source = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
     run = Run(folder, checkpoint, source, device)
     state = run.state
-    connect(device, config | dict(dtype=run.dtype, data=state.data, checkpoint=(state.step, state.seconds)))
+    connect(device, dict(config, dtype=run.dtype, data=state.data, checkpoint=(state.step, state.seconds)))
     if WORLD_SIZE > 1:          # Different kinds of CPU draw different numbers from one seed
         for tensor in (run.opt.p, *run.opt.tensors.values()):
             dist.broadcast(tensor, 0)
@@ -591,7 +591,7 @@ def check_finite(run, loss=0.0):
 
 def start_files(run):
     """Writes config.py, starts wandb, and removes log entries and checkpoints after this step."""
-    options = config | dict(dataset=run.data_folder.as_posix(), init_from='resume')
+    options = dict(config, dataset=run.data_folder.as_posix(), init_from='resume')
     del options['out_dir']
     head = 'from pathlib import Path\nout_dir = Path(__file__).parent.as_posix()\n'         # the folder may be renamed
     head += f'# dataset was made from {run.meta["source"]!r}\n'
@@ -604,7 +604,7 @@ def start_files(run):
     if wandb_log:
         with optional('wandb'):
             import wandb
-            run.wandb = wandb.init(project=wandb_project, name=run.folder.name, config=config, dir=str(run.folder),
+            run.wandb = wandb.init(project=wandb_project, name=run.folder.name, config={**config}, dir=str(run.folder),
                                    id=run.state.wandb_id or None, resume='allow')
             run.wandb.define_metric('*', step_metric='step')        # wandb's own step cannot go back
             run.state.wandb_id = run.wandb.id
