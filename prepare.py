@@ -436,8 +436,8 @@ def make_folder(folder, dataset, tokenizer, settings):
     print_summary(meta)
 
 def write_shards(folder, tok, batches):
-    """Encodes batches into shards. Returns {split: its entry in meta.json}, and the number of ids."""
-    meta = dict(train=Counter(), val=Counter(), ids=0)
+    """Encodes batches into shards. Returns {split: its entry in meta.json}."""
+    meta = dict(train=Counter(), val=Counter())
     for split, ids, counts in parallel_map(partial(encode_batch, tok), batches, workers or default_workers()):
         start = meta[split]['tokens']
         if start == 0:
@@ -448,7 +448,6 @@ def write_shards(folder, tok, batches):
             with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
                 file.write(part)
         meta[split].update(counts)          # Counter.update adds
-        meta['ids'] = max(meta['ids'], int(ids.max(initial=0)) + 1)
 
     for split in 'train', 'val':
         tokens, shards = meta[split]['tokens'], []
@@ -485,18 +484,18 @@ def read_nanogpt(folder):
     Returns a meta.json for nanoGPT's train.bin and val.bin. Their vocabulary is that of a tokenizer.json next to them.
     Without one, it ends at the largest id among the first 16,777,216 of each file, because a file may be large.
     """
-    meta = dict(source=f'{folder} (by nanoGPT)', dtype='<u2', ids=0)
+    meta = dict(source=f'{folder} (by nanoGPT)', dtype='<u2', vocab_size=0)
     for split in 'train', 'val':
         path = folder / f'{split}.bin'
         first, size = np.fromfile(path, '<u2', 1 << 24), path.stat().st_size
         mark = f'{hashlib.sha256(first).hexdigest()} {size}'
         meta[split] = dict(shards=[dict(name=path.name, tokens=size // 2, sha256=mark)])
-        meta['ids'] = max(meta['ids'], int(first.max()) + 1)
-    meta['eot'] = 50256 if meta['ids'] == 50257 else None           # GPT-2's
+        meta['vocab_size'] = max(meta['vocab_size'], int(first.max()) + 1)
+    meta['eot'] = 50256 if meta['vocab_size'] == 50257 else None           # GPT-2's
     if (folder / 'tokenizer.json').exists():
         tok = load_tokenizer(folder / 'tokenizer.json')
-        meta.update(ids=tok.vocab_size, eot=tok.eot if tok.eot in range(meta['ids']) else None)
-    return dict(meta, vocab_size=meta['ids'])
+        meta.update(vocab_size=tok.vocab_size, eot=tok.eot if tok.eot in range(meta['vocab_size']) else None)
+    return meta
 
 def data_hash(meta):
     """Returns eight hex digits that identify the tokens of both splits."""
@@ -513,7 +512,7 @@ class Shards:
         self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
         self.shard_starts = [0, *accumulate(shard['tokens'] for shard in shards)]
         self.dtype = np.dtype(meta['dtype'])
-        self.limit = meta['ids']        # All ids are below it.
+        self.vocab_size = meta['vocab_size']
 
     def __len__(self):
         return self.shard_starts[-1]
@@ -551,9 +550,9 @@ class Shards:
         """Returns the sequences at these starts as idx and targets, (2, B, T) int64 on a device. Raises UserError."""
         import torch        # not needed to prepare data
         ids = np.array([self.read(start, T + 1) for start in starts], np.int64)
-        if ids.max() >= self.limit:
+        if ids.max() >= self.vocab_size:
             raise UserError(f'{self.files[0].name} or a later shard has the id {ids.max()}, but all ids should be '
-                            f'below {self.limit:,}; copy or prepare the folder again')
+                            f'below {self.vocab_size:,}; copy or prepare the folder again')
         batch = torch.from_numpy(np.stack([ids[:, :-1], ids[:, 1:]]))
         if 'cuda' in device:
             batch = batch.pin_memory()

@@ -433,9 +433,9 @@ def make_model(folder, meta):
         if name in config.source and name != 'vocab_size' and not fits:
             raise UserError(f'{folder} has {name} = {found}, but {config.source[name]} asks for {asked}; leave that '
                             f'out, use --{name}={found}, or start a new model with --init_from=scratch')
-    if meta['ids'] > model.config.vocab_size:
-        raise UserError(f'the data have the id {meta["ids"] - 1}, but {folder} has only {model.config.vocab_size:,} '
-                        f'tokens; use the text itself as --dataset, or --init_from=scratch')
+    if meta['vocab_size'] > model.config.vocab_size:
+        raise UserError(f'the data have {meta["vocab_size"]:,} ids, but {folder} only {model.config.vocab_size:,}; use '
+                        f'the text itself as --dataset, or --init_from=scratch')
     return model
 
 def make_scaler(device, dtype):
