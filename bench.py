@@ -33,7 +33,6 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median, stdev
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -389,7 +388,7 @@ def contest(title, text, **contestants):
 def bench_diagnose():
     """Takes one more training step from a checkpoint, and prints statistics of each layer."""
     folder = sample.find_checkpoint(train.out_dir)
-    model = load_model(folder, attention='naive')
+    model = load_model(folder)
     optimizer = train.Optimizer(model)
     train.restore(folder, optimizer, UNSCALED)
     _, _, data, _ = train.open_data(None)
@@ -402,7 +401,7 @@ def bench_diagnose():
 def diagnose(model, optimizer, batch):
     """
     Returns statistics of each layer in a step on a batch: rms of its output and (clipped) gradients, the update divided
-    by the weights, the share of MLP units that stay below 0.01 of the rms of all, and attention's entropy (1: even).
+    by the weights, and the share of MLP units that stay below 0.01 of the rms of all.
     """
     layers = model.model.layers
     before = deepcopy(layers)
@@ -410,18 +409,14 @@ def diagnose(model, optimizer, batch):
     for layer in layers:
         layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
         layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs: units.extend(inputs))
-    # Subtle: only naive attention calls F.softmax, once per layer, from the first to the last
-    with patch('torch.nn.functional.softmax', wraps=torch.softmax) as softmax:
-        train.training_step(model, optimizer, UNSCALED, [batch], batch.size(1), train.learning_rate)
+    train.training_step(model, optimizer, UNSCALED, [batch], batch.size(1), train.learning_rate)
     found = []
-    most = torch.arange(1, model.config.block_size + 1).log().mean()        # entropy when spread evenly
-    for layer, old, output, h, call in zip(layers, before, outputs, units, softmax.call_args_list, strict=True):
+    for layer, old, output, h in zip(layers, before, outputs, units, strict=True):
         dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
-        entropy = torch.distributions.Categorical(logits=call.args[0].detach()).entropy().mean()
         found.append({'layer': len(found), 'activations': rms([output]),
                       'gradients': rms(w.grad for w in layer.parameters()),
                       'rel. update': rms(map(torch.sub, layer.parameters(), old.parameters())) / rms(old.parameters()),
-                      'dead units': dead.float().mean(), 'entropy': entropy / most})
+                      'dead units': dead.float().mean()})
     return found
 
 def rms(tensors):

@@ -2649,11 +2649,9 @@ def rms(tensors):
     return x.square().mean().item() ** 0.5
 
 def test_diagnose_finds_what_is_in_a_model(monkeypatch):
-    model = small_gpt(n_kv_head=2, mlp='gelu', qk_norm=False, attention='naive')
-    first, second = model.model.layers
-    first.self_attn.q_proj.weight.data.zero_()          # zero queries attend to all tokens equally
+    model = small_gpt(n_kv_head=2, mlp='gelu')
+    _, second = model.model.layers
     second.mlp.up_proj.weight.data[:16] = 0             # 16 of 128 units are dead
-    second.self_attn.q_proj.weight.data *= 100          # attends to one token only
     outputs = []
     second.register_forward_hook(lambda module, inputs, output: outputs.append(output))
     monkeypatch.setattr('train.grad_clip', 0)
@@ -2661,7 +2659,7 @@ def test_diagnose_finds_what_is_in_a_model(monkeypatch):
     optimizer = make_optimizer(model, 'sgd', weight_decay=0.0)
     a, b = bench.diagnose(model, optimizer, bench.random_batch(model.config, 3, 'cpu'))
     gradients = rms(w.grad for w in second.parameters())
-    assert (a['entropy'], a['dead units']) == pytest.approx((1, 0), abs=1e-5) and b.pop('entropy') < 0.3
+    assert a['dead units'] == 0
     assert b == pytest.approx({'layer': 1, 'activations': rms(outputs), 'gradients': gradients, 'dead units': 16 / 128,
                                'rel. update': train.learning_rate * gradients / before}, rel=1e-3)
 
@@ -2670,8 +2668,7 @@ def test_bench_diagnose_takes_the_options_and_moments_of_the_run(monkeypatch):
     monkeypatch.setattr('bench.diagnose', Mock(side_effect=bench.diagnose))
     cells = table(run_bench('--what=diagnose out/a/config.py --vocab_size=280'))
     assert int(bench.diagnose.call_args.args[1].t) == 7         # one step more than the run
-    assert 0.5 < float(cells['2'][-1]) <= 1
-    updates = [float(cells[layer][-3]) for layer in '012']
+    updates = [float(cells[layer][-2]) for layer in '012']
     assert min(updates) > 0.8 * max(updates)        # muon updates the matrices of all layers
 
 # -- experiments
