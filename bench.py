@@ -120,7 +120,8 @@ def print_row(name, *cells):
 # -----------------------------------------------------------------------------
 # Speed of training and generation
 
-def make_model(c, device, dtype, compiled):
+def build_to_train(c, device, dtype, compiled):
+    """Returns a new model and its optimizer, as train.py would use them."""
     model = build(c, device, dtype)
     optimizer = train.Optimizer(model)
     if compiled:
@@ -130,7 +131,7 @@ def make_model(c, device, dtype, compiled):
 
 def make_step(c, device, dtype, compiled):
     """Returns a function that runs a training step of a new model on random tokens."""
-    model, optimizer = make_model(c, device, dtype, compiled)
+    model, optimizer = build_to_train(c, device, dtype, compiled)
     micro = train.micro_batch_sizes(c.block_size, device)[0]
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
     return partial(train.training_step, model, optimizer, train.make_scaler(device, dtype),
@@ -215,7 +216,7 @@ UNSCALED = train.make_scaler('cpu', 'float32')       # does nothing
 
 def check_step(c, device, dtype, compiled):
     """Returns the loss, clipped gradient and update of a step whose weights are the same on every device."""
-    model, optimizer = make_model(c, device, dtype, compiled)
+    model, optimizer = build_to_train(c, device, dtype, compiled)
     torch.manual_seed(train.seed)
     # A new model's weights differ between GPU and CPU, and the last matrices of its blocks are zero
     before = 0.2 * torch.randn(len(optimizer.p)).to(device)
