@@ -48,22 +48,22 @@ from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choo
 from tokenizer import PATTERNS, Tokenizer
 
 # -----------------------------------------------------------------------------
-what = 'train'          # what to do: train (time a training step), sample, ladder, check, resources, formats, toy,
-                        # tokenizer, diagnose, curves, compare (variants), scaling (compare, then fit a law)
-steps = 20              # optimizer steps to measure
-warmup_steps = 5        # unmeasured steps before them
-samples = 1             # sample: texts generated at once
-new_tokens = 256        # sample: tokens per text
-rounds = 3              # sample, tokenizer: number of measurements, of which the median is printed
-memory_gb = 80.0        # resources: memory of a GPU in GB (10^9 bytes)
-num_gpus = 1            # resources: number of GPUs
-peak_tflops = 989.5     # resources: dense peak of a GPU (an H100 in bfloat16; the 1,979 in its data sheet are sparse)
-mfu = 0.4               # resources: the share of the peak that training reaches
-tokens = 0.0            # resources: tokens to train on, such as 15e12 (0: those of the run)
-flop_budget = 0.0       # resources: FLOPs to spend on a model of the best size (0: those of the run)
+what = 'train'          # (train, sample, ladder, check, resources, formats, toy, tokenizer, diagnose, curves, compare
+                        # or scaling) what to do: train times a training step, scaling fits a law to what compare runs
+steps = 20              # (>= 1) optimizer steps to measure
+warmup_steps = 5        # (>= 0) unmeasured steps before them
+samples = 1             # (>= 1) sample: texts generated at once
+new_tokens = 256        # (>= 2) sample: tokens per text
+rounds = 3              # (>= 1) sample, tokenizer: number of measurements, of which the median is printed
+memory_gb = 80.0        # (> 0) resources: memory of a GPU in GB (10^9 bytes)
+num_gpus = 1            # (>= 1) resources: number of GPUs
+peak_tflops = 989.5     # (> 0) resources: dense peak of a GPU (an H100 in bf16; its data sheet's 1,979 are sparse)
+mfu = 0.4               # (> 0, <= 1) resources: the share of the peak that training reaches
+tokens = 0.0            # (>= 0) resources: tokens to train on, such as 15e12 (0: those of the run)
+flop_budget = 0.0       # (>= 0) resources: FLOPs to spend on a model of the best size (0: those of the run)
 runs = ''               # curves: run folders, separated by commas
 variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by semicolons
-seeds = 3               # compare: runs per variant, with --seed and the seeds after it
+seeds = 3               # (>= 1) compare: runs per variant, with --seed and the seeds after it
 question = ''           # compare, curves: title of the picture
 picture = 'rows'        # compare: rows (one per variant), curves (loss by step), or an option to plot the loss against
 # -----------------------------------------------------------------------------
@@ -562,10 +562,7 @@ def print_law(found):
 def main():
     if train.RANK:
         sys.stdout = None           # other processes print nothing
-    command = globals().get(f'bench_{what}')
-    if not command:
-        raise UserError(f'unknown --what={what}; run python bench.py --help for a list')
-    command()
+    globals()[f'bench_{what}']()
 
 if __name__ == '__main__':
     launch(main)

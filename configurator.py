@@ -9,8 +9,10 @@ Options without a framework. A script lists its options as plain globals, then r
 
 Arguments are read from left to right and later ones win. An argument is --key=value (or --key for True) or a Python
 file that assigns options. The file sees the options so far, so it can compute with them; names in CAPITALS or with a
-leading underscore are its own. An option is a lower-case global of type bool, int, float, str or UserPath; the comment
-next to it is shown by --help. Only a script that was launched reads the command line; importing one changes nothing.
+leading underscore are its own. Only a script that was launched reads the command line; importing one changes nothing.
+
+An option is a lower-case global of type bool, int, float or str. The comment next to it is shown by --help. It may
+begin with what is checked, (>= 0, < 1) or (a, b or c), or with (path): there, ~ at the beginning is the home folder.
 """
 import difflib
 import errno
@@ -18,14 +20,17 @@ import hashlib
 import inspect
 import json
 import math
+import operator
 import os
 import re
 import runpy
 import shlex
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -35,24 +40,19 @@ class UserError(Exception):
     status = 2          # exit status
     kind = 'error'      # beginning of the line
 
-class UserPath(str):
-    """Text of an option that may be a path. A ~ at its beginning, also after auto:, becomes the home folder."""
-    def __new__(cls, text):
-        before, colon, path = text.rpartition(':')
-        return super().__new__(cls, before + colon + os.path.expanduser(path))      # shells leave that of --x=~/y
-
-KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text', UserPath: 'text'}
+KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
 class Options(Mapping):
     """
     Options by name. Each value stays where its option is listed, such as in the globals of a script. defaults: their
-    values before any was set. source: {option: the argument that set it}.
+    values before any was set. source: {option: the argument that set it}. comments: {option: its comment}.
     """
     def __init__(self, *homes):
         """homes: dicts or other Options. If several list an option, all are set, and the last default counts."""
         self.homes = {}         # {option: those that list it}
         self.defaults = {}
         self.source = {}
+        self.comments = defaultdict(str)
         for home in homes:
             values = home.defaults if isinstance(home, Options) else home
             for name, value in values.items():
@@ -79,6 +79,7 @@ class Options(Mapping):
             self[name] = value
         self.source.clear()
         self.read(arguments)
+        check_values(self, self.comments)
 
     def read(self, arguments):
         """Sets options from arguments, left to right. Raises UserError."""
@@ -96,6 +97,8 @@ def configure(script, *others, quiet=False):
     """
     homes = [other.config if inspect.ismodule(other) else dict(vars(other)) for other in others]
     options = Options(*homes, script)
+    for space in (*others, sys.modules[script['__name__']]):
+        options.comments.update(comments_of(space))
 
     if script['__name__'] == '__main__':
         with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
@@ -134,8 +137,11 @@ def check_value(value, name, options, where):
     kind = type(default)
     if default == 'auto' and type(value) is bool:
         return value
-    if (type(value), kind) in ((int, float), (str, UserPath)):
-        value = kind(value)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is str and options.comments[name].startswith('(path)'):
+        before, colon, path = value.rpartition(':')         # auto:~/x
+        value = before + colon + os.path.expanduser(path)           # a shell leaves the ~ of --x=~/y as it is
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
     return value
@@ -164,7 +170,21 @@ def run_file(path, options):
     return changed
 
 # -----------------------------------------------------------------------------
-# Help, and checks of options
+# Comments of options, help
+
+COMPARISONS = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt}
+
+def check_values(options, comments):
+    """Raises UserError unless options are as their comments begin: '(>= 0, < 1) share ...' or '(a, b or c) ...'."""
+    for name, comment in comments.items():
+        allowed, value, right = comment.partition(')')[0], options.get(name), True
+        if allowed.startswith(('(<', '(>')):
+            limits = [limit.split() for limit in allowed[1:].split(', ')]
+            right = all(COMPARISONS[sign](value, float(bound)) for sign, bound in limits)
+        elif allowed.startswith('(') and ' or ' in allowed:
+            right = str(value) in re.split(', | or ', allowed[1:])
+        if not right:
+            raise UserError(f'{name} = {value!r} must be {allowed[1:]}; change --{name}')
 
 # options that people type from habit, and what to do here instead
 FOREIGN = {
@@ -177,27 +197,34 @@ FOREIGN = {
     'question': 'run `python bench.py` with these arguments',
 }
 
-def check_range(options, least, limit, *names):
-    """Raises UserError unless each of these options is at least `least` and below limit."""
-    for name in names:
-        if not least <= options[name] < limit:
-            below = f' and below {limit}' if limit < math.inf else ''
-            raise UserError(f'{name} = {options[name]} is not at least {least}{below}; change --{name}')
-
 def as_file(options):
     """Returns the text of a config file that sets these options."""
     return ''.join(f'{name} = {value!r}\n' for name, value in options.items())
 
-# matches a script's options (between two dashed lines) or a class's fields (up to a blank line)
-OPTIONS = re.compile(r'^(?:# -+|class \w+:)\n(.+?)\n(?:# -|\n)', re.M | re.S)
+def listing(space):
+    """Returns the options of a script (between two dashed lines) or the fields of a class (up to a blank line)."""
+    source = Path(inspect.getfile(space)).read_text('utf-8')
+    first = f'class {space.__name__}:' if inspect.isclass(space) else '# -+'
+    found = re.search(f'^{first}\n(.+?)\n(# -|\n)', source, re.M | re.S)
+    return found[1] if found else ''
+
+@cache
+def comments_of(space):
+    """Returns the comment of each option of a script, or of each field of a class, {name: text}."""
+    found, name = defaultdict(str), ''
+    for line in listing(space).splitlines():
+        code, _, comment = line.partition('# ')
+        if code.strip():            # otherwise, the line goes on with a comment
+            name = code.split()[0].rstrip(':')
+        found[name] += comment + ' '
+    return found
 
 def print_help(others):
     """Prints the script's docstring and all its options, as in the source."""
     script = sys.modules['__main__']
     print(inspect.getdoc(script))
     for space in [script, *others]:
-        options = OPTIONS.search(inspect.getsource(space))
-        print(f'\n# {inspect.getfile(space)}\n{options[1]}')
+        print(f'\n# {inspect.getfile(space)}\n{listing(space)}')
 
 # -----------------------------------------------------------------------------
 # Errors and printed lines

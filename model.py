@@ -33,46 +33,38 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import UserError, check_range, count, file_sha256, read_json, new_folder, write
-
-CHOICES = dict(norm=('rms', 'layer', 'none'), norm_position=('pre', 'post'), position=('rope', 'learned', 'none'),
-               mlp=('swiglu', 'silu', 'gelu'), attention=('flash', 'naive'))
+from configurator import UserError, check_values, comments_of, count, file_sha256, read_json, new_folder, write
 
 @dataclass
 class GPTConfig:
-    block_size: int = 128           # longest context, in tokens
-    vocab_size: int = 4096          # rows of the embedding, at least the tokenizer's ids
-    n_layer: int = 3
-    n_head: int = 4
-    n_kv_head: int = 0              # number of key and value heads, for GQA, arXiv:2305.13245 (0: n_head)
-    n_embd: int = 128
-    head_dim: int = 0               # size of each query, key and value (0: n_embd / n_head)
-    d_ff: int = 0                   # MLP width (0: 4 n_embd; for swiglu 8/3 n_embd, rounded up to a multiple of 64)
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-    dropout: float = 0.0
+    block_size: int = 128           # (>= 1) longest context, in tokens
+    vocab_size: int = 4096          # (>= 1) rows of the embedding, at least the tokenizer's ids
+    n_layer: int = 3                # (>= 1)
+    n_head: int = 4                 # (>= 1)
+    n_kv_head: int = 0              # (>= 0) number of key and value heads, for GQA, arXiv:2305.13245 (0: n_head)
+    n_embd: int = 128               # (>= 1)
+    head_dim: int = 0               # (>= 0) size of each query, key and value (0: n_embd / n_head)
+    d_ff: int = 0                   # (>= 0) MLP width (0: 4 n_embd; for swiglu 8/3 n_embd, up to a multiple of 64)
+    rope_theta: float = 10000.0     # (> 0)
+    norm_eps: float = 1e-5          # (> 0)
+    dropout: float = 0.0            # (>= 0, < 1)
     bias: bool = False
     tie_weights: bool = False       # lm_head shares the embedding's weights
     qk_norm: bool = True            # RMSNorm of queries and keys, per head (as in Qwen3)
-    norm: str = 'rms'               # rms, layer, none
-    norm_position: str = 'pre'      # pre, post
-    position: str = 'rope'          # rope, learned (with GPT-2's initial weights everywhere), none
-    mlp: str = 'swiglu'             # swiglu, silu, gelu
+    norm: str = 'rms'               # (rms, layer or none)
+    norm_position: str = 'pre'      # (pre or post)
+    position: str = 'rope'          # (rope, learned or none) learned: with GPT-2's initial weights everywhere
+    mlp: str = 'swiglu'             # (swiglu, silu or gelu)
     value_embeds: bool = False      # every other layer adds an embedding of each token to its values
-    attention: str = 'flash'        # flash (torch's fused kernels), naive
+    attention: str = 'flash'        # (flash or naive) flash: torch's fused kernels
 
     def __post_init__(self):
+        check_values(vars(self), comments_of(GPTConfig))
         # A 0 is replaced here, so replace(config, n_embd=512) keeps the old head_dim and d_ff.
         self.n_kv_head = self.n_kv_head or self.n_head
-        self.head_dim = self.head_dim or self.n_embd // max(self.n_head, 1)
+        self.head_dim = self.head_dim or self.n_embd // self.n_head
         gated_width = math.ceil(8 * self.n_embd / 3 / 64) * 64
         self.d_ff = self.d_ff or (gated_width if self.mlp == 'swiglu' else 4 * self.n_embd)
-        check_range(vars(self), 1, math.inf, 'block_size', 'vocab_size', 'n_layer', 'n_head', 'n_kv_head', 'n_embd',
-                    'head_dim', 'd_ff')
-        check_range(vars(self), 0, 1, 'dropout')
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise UserError(f'{name} = {getattr(self, name)!r} is unknown; use one of {", ".join(choices)}')
         if self.n_embd % self.n_head or self.n_head % self.n_kv_head:
             raise UserError(f'n_head = {self.n_head} does not divide n_embd = {self.n_embd}, or n_kv_head = '
                             f'{self.n_kv_head} does not divide n_head; change one of them')
@@ -509,10 +501,8 @@ def choose_dtype(dtype, device, texts=0, compiled=False):
     Returns the name of the dtype. 'auto' means 16 bits where they are fast. texts: how many texts a CPU generates at
     once; for these, float16 is best if matrices can be packed, which compiled code does not do. Raises UserError.
     """
-    if dtype in ('float32', 'bfloat16', 'float16'):
-        return dtype
     if dtype != 'auto':
-        raise UserError(f'dtype = {dtype!r} is unknown; use auto, float32, bfloat16 or float16')
+        return dtype
     if 'cuda' in device:
         return 'bfloat16' if torch.cuda.is_bf16_supported(including_emulation=False) else 'float16'
     if texts and not compiled and can_pack(device):

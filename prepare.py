@@ -36,24 +36,24 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import (UserError, UserPath, check_range, configure, count, file_sha256, launch, lock, new_folder,
+from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder,
                           read_json)
 from tokenizer import (BLOCK, BYTES, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, check_vocab_size, default_workers, load_tokenizer, merge_words, parallel_map,
                        read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
-dataset = UserPath('python')    # a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
-val_dataset = UserPath('')      # path or pattern of the validation text, whatever its names say ('': part of dataset)
-tokenizer = UserPath('bpe')     # bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, except
-                            # the separator, are ordinary text in documents, but single ids in the prompt of sample.py
+dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
+val_dataset = ''            # (path) file, folder or pattern with the validation text ('': part of dataset)
+tokenizer = 'bpe'           # (path) bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, but
+                            # for the separator, are ordinary text in documents, but single ids in sample.py's prompt
 vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
-pattern = 'gpt2'            # how bpe and word split text into words: gpt2 or gpt4
-val_fraction = 0.0          # share held out if no files are for validation, below 1 (0: the data set's own, or 0.1)
+pattern = 'gpt2'            # (gpt2 or gpt4) how bpe and word split text into words
+val_fraction = 0.0          # (>= 0, < 1) share held out if no files are for validation (0: the data set's own, or 0.1)
 separator = END_OF_TEXT     # text between documents: <|endoftext|> (\n: one per line; '': one per file)
 text_field = 'text'         # column with the text in files of rows ('': read these files as text, too)
-shard_tokens = 100_000_000  # tokens per .bin file, 1 or more
-workers = 0                 # number of processes (0: one per core)
+shard_tokens = 100_000_000  # (>= 1) tokens per .bin file
+workers = 0                 # (>= 0) number of processes (0: one per core)
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
@@ -67,15 +67,10 @@ def check_options(tokenizer, vocab_size):
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
         raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)}, or the path of a '
                         f'tokenizer.json')
-    if pattern not in PATTERNS:
-        raise UserError(f'pattern = {pattern!r} is unknown; use {" or ".join(PATTERNS)}')
     if tokenizer in ('bpe', 'word'):
         check_vocab_size(vocab_size, [END_OF_TEXT])
     if separator in 'n nn rn t'.split():        # A shell removes an unquoted backslash
         raise UserError(f"separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator='\\n'")
-    check_range(config, 0, 1, 'val_fraction')
-    check_range(config, 0, math.inf, 'workers')
-    check_range(config, 1, math.inf, 'shard_tokens')
 
 # -----------------------------------------------------------------------------
 # Files and their splits

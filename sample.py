@@ -21,24 +21,24 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from configurator import UserError, UserPath, check_range, configure, launch
+from configurator import UserError, configure, launch
 from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, choose_compile, choose_device, choose_dtype, family,
                    find_folder, load_model, set_up, upcast, weights_on_disk)
 from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
-out_dir = UserPath('')  # a run, checkpoint, Llama, Qwen3 or GPT-2: a folder or owner/model ('': newest run in out/)
+out_dir = ''            # (path) run, checkpoint, Llama, Qwen3, GPT-2: a folder or owner/model ('': newest run in out/)
 start = ''              # the prompt, or FILE:path ('': a new document, or a line if the model knows no end)
-num_samples = 4         # number of texts, generated as one batch
-max_new_tokens = 256    # tokens per text (fewer if a text ends)
-temperature = 0.8       # below 1 favors likely tokens; 0 always takes the likeliest
-top_k = 0               # draw only from the k likeliest tokens (0: all)
-top_p = 1.0             # draw only from the likeliest tokens that together have this probability
-seed = 1337             # same seed, device and options: same text (compiled for a GPU: up to rounding)
+num_samples = 4         # (>= 1) number of texts, generated as one batch
+max_new_tokens = 256    # (>= 1) tokens per text (fewer if a text ends)
+temperature = 0.8       # (>= 0) below 1 favors likely tokens; 0 always takes the likeliest
+top_k = 0               # (>= 0) draw only from the k likeliest tokens (0: all)
+top_p = 1.0             # (>= 0, <= 1) draw only from the likeliest tokens that together have this probability
+seed = 1337             # (>= 0, < 1e18) same seed, device and options: same text (compiled for a GPU: up to rounding)
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16 (GGUF: auto is float16). It may apply to matrices only
+dtype = 'auto'          # (auto, float32, bfloat16 or float16) may apply to matrices only (GGUF: auto is float16)
 compile = False         # generate faster, after half a minute or more of compiling
-gguf = UserPath('')     # if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
+gguf = ''               # (path) if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # standard output has only the texts
 
@@ -293,8 +293,6 @@ def print_texts(run, tok, prompt):
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
-    check_range(config, 1, math.inf, 'num_samples', 'max_new_tokens')
-    check_range(config, 0, math.inf, 'temperature', 'top_k', 'top_p', 'seed')
     folder = find_checkpoint(out_dir)
     device = choose_device(config['device'])
     set_up(device)

@@ -54,7 +54,7 @@ import prepare
 import sample
 import tokenizer
 import train
-from configurator import Options, UserError, UserPath, read_json
+from configurator import Options, UserError, read_json
 from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, Embedding, GPTConfig, KVCache, Linear,
                    PassInfo, Replayed, RMSNorm, apply_rope, can_pack, checkpoints, choose_compile, choose_device,
                    choose_dtype, cpu_attention, cross_entropy, family, find_folder, fused_attention, gelu,
@@ -337,7 +337,8 @@ def draws(model, prompts, n, **options):
 # configurator.py
 def options_after(*arguments):
     """Returns options after reading some arguments."""
-    options = Options(dict(a=1, lr=0.5, name='x', on=True, compile='auto', path=UserPath('')))
+    options = Options(dict(a=1, lr=0.5, name='x', on=True, compile='auto', path=''))
+    options.comments['path'] = '(path) folder'
     options.read(arguments)
     return options
 
@@ -382,10 +383,10 @@ def test_run_file_says_what_is_wrong_and_where(text, says):
         options_after('c.py')
 
 def test_configure_sets_and_prints_the_options_of_a_script_and_of_the_modules_it_names(printed):
-    assert command('bench.py --what=nothing --max_iters=7') == 2
+    assert command('bench.py --what=formats --max_iters=7') == 0
     assert (train.max_iters, train.config['max_iters']) == (7, 7)
     train.config.begin([])
-    assert printed().startswith("what = 'nothing'  (--what=nothing)\nmax_iters = 7  (--max_iters=7)\n")
+    assert printed().startswith("what = 'formats'  (--what=formats)\nmax_iters = 7  (--max_iters=7)\n")
     notebook = dict(__name__='train', config=dict(size=1), size=4)          # its own config is left alone
     assert configurator.configure(notebook) == dict(size=4) and notebook['config'] == dict(size=1)
 
@@ -2785,16 +2786,18 @@ BAD_INPUT = r'''
 train.py --bach_size=4 | batch_size
 train.py --gradient_accumulation_steps=8 | batch_size counts
 train.py --lr_decay_iters=9 | reaches min_lr at max_iters
-train.py --max_iters=0 | max_iters = 0 is not at least 1
+train.py --max_iters=0 | max_iters = 0 must be >= 1; change --max_iters
 train.py --dataset=small.txt --tokenizer=byte | too little text for this context
 train.py stray | stray
 train.py --device=cuda | --device=cpu
 train.py --dataset=corpus.txt --tokenizer=byte --dtype=int8 | dtype
 train.py --optimizer=adamx | adamw
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
-train.py --grad_clip=-1 | grad_clip = -1.0 is not at least 0; change --grad_clip
+train.py --beta2=1 | beta2 = 1.0 must be >= 0, < 1; change --beta2
+train.py --compile=off | compile = 'off' must be True, False or auto; change --compile
+train.py --dtype=False | dtype = False must be auto, float32, bfloat16 or float16; change --dtype
 sample.py | python train.py
-sample.py --temperature=-1 | error: temperature = -1.0 is not at least 0
+sample.py --temperature=-1 | error: temperature = -1.0 must be >= 0; change --temperature
 prepare.py --dataset= | no text at ''
 prepare.py --dataset=small.txt --val_dataset=small.txt | train split is empty; use more text, rename files (see --help)
 prepare.py --dataset=latin | latin/b.txt is not text in UTF-8 (see byte 1); convert it

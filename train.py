@@ -36,7 +36,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 import prepare
-from configurator import (Diverged, Output, UserError, UserPath, as_file, check_range, command, configure, launch, lock,
+from configurator import (Diverged, Output, UserError, as_file, command, configure, launch, lock,
                           read_json, write)
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, Replayed, checkpoints, choose_compile, choose_device, choose_dtype,
                    device_name, find_folder, keep_from, load_model, newest_intact, peak_flops, remove_checkpoint,
@@ -47,46 +47,46 @@ from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 # data
-dataset = UserPath('python')        # a name or path that prepare.py takes, or a data folder
-tokenizer = UserPath('bpe')         # bpe, char, byte, word, gpt2, or the path of a tokenizer.json
+dataset = 'python'      # (path) a name or path that prepare.py takes, or a data folder
+tokenizer = 'bpe'       # (path) bpe, char, byte, word, gpt2, or the path of a tokenizer.json
 vocab_size = 4096       # for bpe and word
 # the run
-out_dir = UserPath('')              # folder of the run ('': out/<dataset>, or if that is taken, out/<dataset>-2, ...)
-init_from = UserPath('scratch')     # scratch, resume, auto (resume if out_dir has a checkpoint), or another model to
-                        # start from: a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or gpt2 or owner/model
-                        # on the hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
-max_iters = 1000        # optimizer steps
-max_minutes = 0.0       # if above 0, the schedule ends after this time or at max_iters, whichever comes first. The
-                        # clock starts after the first step. The final evaluation may take as long again
-eval_interval = 250     # steps between evaluations, each of which is followed by a checkpoint
-eval_tokens = 32768     # validation tokens per evaluation, spread evenly over the split (0: all)
+out_dir = ''            # (path) folder of the run ('': out/<dataset>, or if that is taken, out/<dataset>-2, ...)
+init_from = 'scratch'   # (path) scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start
+                        # from: a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or gpt2 or owner/model on the
+                        # hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
+max_iters = 1000        # (>= 1) optimizer steps
+max_minutes = 0.0       # (>= 0) if above 0, the schedule ends after this time or at max_iters, whichever comes first.
+                        # The clock starts after the first step. The final evaluation may take as long again
+eval_interval = 250     # (>= 1) steps between evaluations, each of which is followed by a checkpoint
+eval_tokens = 32768     # (>= 0) validation tokens per evaluation, spread evenly over the split (0: all)
 eval_only = False       # only evaluate the complete validation split
-log_interval = 50       # steps between printed lines
-keep_checkpoints = 2    # number of newest checkpoints to keep, besides the best
-sample_tokens = 64      # tokens of sample text printed at each evaluation (0: none)
+log_interval = 50       # (>= 1) steps between printed lines
+keep_checkpoints = 2    # (>= 1) number of newest checkpoints to keep, besides the best
+sample_tokens = 64      # (>= 0) tokens of sample text printed at each evaluation (0: none)
 sample_start = ''       # beginning of the sample text ('': a new document)
-seed = 1                # seeds the weights, the data order and dropout
+seed = 1                # (>= 0, < 1e18) seeds the weights, the data order and dropout
 # the optimizer
-batch_size = 16         # sequences per optimizer step, over all devices
-micro_batch_size = 0    # sequences per device at a time (0: up to 4,096 tokens; on a GPU, up to 65,536 if they fit)
-optimizer = 'muon'      # muon (for matrices in blocks; adamw for the rest), adamw, adam, rmsprop, adagrad,
-                        # momentum, sgd
-learning_rate = 6e-3    # highest rate, reached after warmup_iters
-adamw_scale = 4.0       # with muon: rate multiplier for the head (also if tied), norms, biases and learned positions
-embed_scale = 20.0      # with muon: rate multiplier for value embeddings, and token embeddings unless tied
-min_lr = -1.0           # learning rate at max_iters, at most learning_rate (-1: a twentieth of it)
-warmup_iters = 40       # steps in which the rate rises from 0
-lr_decay = 'linear'     # linear (in the last 65% of the steps) or cosine
-weight_decay = 0.1      # for matrices (with muon, only those that it updates), not for norms and biases
-beta1 = 0.9             # decay of the running mean of gradients (muon uses 0.95 for its matrices)
-beta2 = 0.99            # decay of the running mean of their squares
-adam_eps = 1e-8         # keeps steps from dividing by 0
-grad_clip = 1.0         # largest gradient norm (0: no clipping)
+batch_size = 16         # (>= 1) sequences per optimizer step, over all devices
+micro_batch_size = 0    # (>= 0) sequences per device at a time (0: up to 4,096 tokens; on a GPU, 65,536 if they fit)
+optimizer = 'muon'      # (muon, adamw, adam, rmsprop, adagrad, momentum or sgd) muon is for matrices in blocks, with
+                        # adamw for the rest
+learning_rate = 6e-3    # (>= 0) highest rate, reached after warmup_iters
+adamw_scale = 4.0       # (>= 0) with muon: rate multiplier for head (also if tied), norms, biases, learned positions
+embed_scale = 20.0      # (>= 0) with muon: rate multiplier for value embeddings, and token embeddings unless tied
+min_lr = -1.0           # (>= -1) learning rate at max_iters, at most learning_rate (-1: a twentieth of it)
+warmup_iters = 40       # (>= 0) steps in which the rate rises from 0
+lr_decay = 'linear'     # (linear or cosine) linear: in the last 65% of the steps
+weight_decay = 0.1      # (>= 0) for matrices (with muon, only those that it updates), not for norms and biases
+beta1 = 0.9             # (>= 0, < 1) decay of the running mean of gradients (muon uses 0.95 for its matrices)
+beta2 = 0.99            # (>= 0, < 1) decay of the running mean of their squares
+adam_eps = 1e-8         # (> 0) keeps steps from dividing by 0
+grad_clip = 1.0         # (>= 0) largest gradient norm (0: no clipping)
 # the machine
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
-dtype = 'auto'          # auto, float32, bfloat16, float16: for activations and matmuls; weights are float32
-compile = 'auto'        # True, False, or auto: if it saves time
-timeout = 600           # seconds to wait for another process before assuming it is dead
+dtype = 'auto'          # (auto, float32, bfloat16 or float16) of activations and matmuls; weights are float32
+compile = 'auto'        # (True, False or auto) auto: if it saves time
+timeout = 600           # (>= 1, < 1e9) seconds to wait for another process before assuming it is dead
 wandb_log = False       # log to Weights & Biases, too
 wandb_project = 'gpt'
 # The options of prepare.py and the fields of GPTConfig in model.py are options here, too.
@@ -363,13 +363,7 @@ def combine(op, *numbers):
 # What a run starts with
 
 def check_options():
-    """Raises UserError if an option's value is not valid."""
-    check_range(config, 1, math.inf, 'max_iters', 'batch_size', 'eval_interval', 'log_interval', 'keep_checkpoints')
-    check_range(config, 0, math.inf, 'seed', 'max_minutes', 'eval_tokens', 'sample_tokens', 'micro_batch_size',
-                'learning_rate', 'grad_clip')
-    for name, choices in dict(optimizer=[*MATRIX_RULES, *RULES], lr_decay=('linear', 'cosine')).items():
-        if config[name] not in choices:
-            raise UserError(f'{name} = {config[name]!r} is unknown; use {", ".join(choices)}')
+    """Raises UserError if options do not fit each other."""
     unit = WORLD_SIZE * max(micro_batch_size, 1)
     if batch_size % unit:
         raise UserError(f'batch_size = {batch_size} is not a multiple of {unit} (processes x micro_batch_size); use '
