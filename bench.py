@@ -136,7 +136,7 @@ def make_step(c, device, dtype, compiled):
     grad_accum = train.batch_size // train.WORLD_SIZE // micro
     return partial(train.training_step, model, optimizer, train.make_scaler(device, dtype),
                    batches=[random_batch(c, micro, device)] * grad_accum, sequences=train.batch_size,
-                   lr=train.learning_rate, backward=Replayed(train.backward))
+                   lr=train.learning_rate, run_backward=Replayed(train.backward))
 
 def bench_train():
     """Prints a step's time, tokens/s, memory and share of the peak, and how long the run of these options takes."""

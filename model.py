@@ -71,8 +71,8 @@ class GPTConfig:
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs, but head_dim (or n_embd / n_head) = {self.head_dim}; make it even')
 
-# Not saved, because a trained model computes the same without them. If you change what a model computes, add a field:
-# otherwise `transformers` would take its checkpoints for those of a Llama or Qwen3.
+# Not saved, because a trained model computes the same without them; each start takes them from the options. If you
+# change what a model computes, add a field: otherwise `transformers` would take it for a Llama or Qwen3.
 UNSAVED_FIELDS = 'dropout', 'attention'
 
 # The fields of other models, written out so that the defaults above may change. A new field whose default means
@@ -83,7 +83,7 @@ GPT2 = dict(LLAMA, block_size=1024, vocab_size=50257, n_layer=12, n_head=12, n_e
             bias=True, tie_weights=True, norm='layer', position='learned', mlp='gelu')
 
 # -----------------------------------------------------------------------------
-# Functions, written out. The layers use torch's faster softmax, silu, gelu and cross_entropy; tests compare them.
+# Functions, written out. The layers use torch's faster softmax, silu, gelu and cross_entropy; tests compare those here.
 
 def upcast(x):
     """Returns x in float32, or unchanged if it is float64. Norms, softmax and the loss are computed in that dtype."""
@@ -120,7 +120,8 @@ def scaled_dot_product_attention(q, k, v, mask=None, dropout=0.0):
     Returns softmax(q k^T / sqrt(hs)) v. q (..., nh, T, hs), k and v (..., nkv, S, hs) -> (..., nh, T, hs)
 
     Each key head serves nh / nkv query heads. mask (..., nh, T, S): True where a query may look, or numbers to add to
-    the scores. None: a query sees the keys up to its own. After a change, let Attention.forward call nothing else.
+    the scores. None: a query sees the keys up to its own. If you change this function, let Attention.forward always
+    call it, because the faster ones below compute the unchanged one.
     """
     *heads, T, hs = q.shape
     S = k.size(-2)
@@ -236,11 +237,12 @@ class PassInfo:
     cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
     cache: object = None                # a KVCache that gets the keys and values, or None
     decode: bool = False                # False: texts begin here. True: the cache has the keys of their earlier tokens
-    losses: dict = None                 # that layers add, by name
+    extra_losses: dict = None           # those that layers add, by name
 
     def add_loss(self, name, loss):
-        """Adds a layer's loss to those that a training step minimizes and prints. Losses with the same name add up."""
-        self.losses[name] = self.losses[name] + loss if name in self.losses else loss
+        """Adds a layer's loss, already weighted, to what training minimizes and prints. Equal names are summed up."""
+        extra = self.extra_losses
+        extra[name] = extra[name] + loss if name in extra else loss
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -260,7 +262,8 @@ class Attention(nn.Module):
     def mask(self, info, S):
         """
         Returns which of S keys the queries of this layer see, bool (B or 1, nh or 1, T, S), or numbers to add to the
-        scores. None stands for causal_mask(info.positions, S) if texts begin here, because kernels are then fastest.
+        scores. None means causal_mask(info.positions, S) and makes kernels fastest, but only if texts begin here (not
+        info.decode). A window of n tokens would be causal_mask(positions, S) & ~causal_mask(positions - n, S).
         """
         return causal_mask(info.positions, S) if info.decode else None
 
@@ -334,7 +337,7 @@ class KVCache:
     def __init__(self, model, batch, size):
         config, device = model.config, model.lm_head.weight.device
         shape = (batch, config.n_kv_head, size, config.head_dim)
-        with device:
+        with device:            # The tensors are made there.
             # Each layer has its own tensor, because compiled code would copy all of a shared one at every step.
             self.k = [torch.zeros(shape, dtype=model.compute_dtype) for _ in range(config.n_layer)]
             self.v = [torch.zeros_like(k) for k in self.k]
@@ -391,8 +394,8 @@ class GPT(nn.Module):
                 std = table.get(name.split('.')[-2], others)
                 nn.init.trunc_normal_(w, 0.0, 1.0, -3.0, 3.0).mul_(std)
 
-    def run_layers(self, idx, cache=None, decode=False, losses=None):
-        """Runs all but the head. cache, decode, losses: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
+    def run_layers(self, idx, cache=None, decode=False, extra_losses=None):
+        """Runs all but the head. cache, decode, extra_losses: see PassInfo. idx (B, T) -> x (B, T, n_embd)"""
         c, T = self.config, idx.size(1)
         assert T <= c.block_size, f'{T} tokens exceed the context of {c.block_size}'
         positions = torch.arange(T, device=idx.device)[None]
@@ -405,7 +408,7 @@ class GPT(nn.Module):
         cos_sin = None
         if c.position == 'rope':
             cos_sin = self.cos_sin[:, positions].unsqueeze(-2).to(x.dtype)
-        info = PassInfo(idx, positions, cos_sin, cache, decode, {} if losses is None else losses)
+        info = PassInfo(idx, positions, cos_sin, cache, decode, {} if extra_losses is None else extra_losses)
         for layer in self.model.layers:
             x = layer(x, info)
         return self.model.norm(x)
@@ -417,16 +420,16 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None):
         """
         Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. Targets of
-        -100 do not count. A training step minimizes the sum of this loss and those in `others`, and prints each.
+        -100 do not count. In training, those in `extra` are added: a step minimizes the sum, and prints each.
         """
-        others = {}             # filled by layers (see PassInfo.add_loss)
-        logits = self.logits(self.run_layers(idx, losses=others))
+        extra = {}              # filled by layers (see PassInfo.add_loss); a second loss of the logits goes here, too
+        logits = self.logits(self.run_layers(idx, extra_losses=extra))
         if targets is None:
             return logits
         # cross_entropy(), but without targets of -100
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        self.losses = {name: x.detach() for name, x in dict(loss=loss, **others).items()}
-        return sum(others.values(), loss) if self.training else loss
+        self.losses = {name: x.detach() for name, x in dict(loss=loss, **extra).items()}
+        return sum(extra.values(), loss) if self.training else loss
 
     def prefill(self, idx, lengths, cache):
         """Fills a cache with prompts idx (B, T) of these lengths (B,), padded at the end. Returns the next logits."""
@@ -609,7 +612,7 @@ FAMILIES = dict(
 )
 
 def family(config):
-    """Returns the model_type that can express this config, or 'gpt_ablation'."""
+    """Returns the model_type whose config.json, when read again, gives this config, or 'gpt_ablation'."""
     for kind, known in FAMILIES.items():
         ours = {name: getattr(config, name) for name in (*known.keys.values(), *UNSAVED_FIELDS)}
         with suppress(UserError):       # for example, rope with an odd head_dim

@@ -46,7 +46,8 @@ def next_token_probs(logits, texts=(), *, temperature=1.0, top_k=0, top_p=1.0):
     """
     Returns the probability of each next token, (B, V), given logits (B, V): the softmax of logits / temperature over
     the top_k likeliest tokens, cut to the fewest of those that together reach top_p (nucleus sampling,
-    arXiv:1904.09751). texts: all ids of each text so far, for new options. Those after the * are options of sample.py.
+    arXiv:1904.09751). Parameters after the * are options of sample.py. texts: all ids of each text so far, for a new
+    option, which may change logits in place, but must keep at least one token in each row.
     """
     if temperature < 1e-5:          # logits / temperature would overflow
         top_k, temperature = 1, 1.0
@@ -93,8 +94,8 @@ def plain_generate(model, prompt, max_new_tokens, seed=0, **sampling):
 def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab_size=None, seed=0, **sampling):
     """
     Continues a batch of prompts (lists of ids of any length). Yields a list with one id per text, max_new_tokens times
-    or until has_ended(ids of the text) is true for all. None stands for the last id of a text that has ended, and for
-    all later ones.
+    or until has_ended(ids of prompt and text) is true for all. None stands for the last id of a text that has ended
+    (its end token, which is not shown), and for all later ones.
 
     Text b depends only on its prompt and seed + b (up to rounding). Ids from vocab_size on, which the tokenizer may
     lack, are never drawn. sampling: the options of next_token_probs.
@@ -107,7 +108,8 @@ def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab
     size = min(block_size, max(map(len, texts)) + max_new_tokens - 1)           # the last ids need no place
     cache = KVCache(model, len(texts), size)
     ended = set()           # indexes of texts
-    logits = None           # of the next tokens, if the cache had room for the last ones
+    # When the longest context fills the cache, append() shortens it, and fill() begins anew with all of them.
+    logits = None           # of the next tokens, or None if the cache is to be filled
     for i in range(max_new_tokens):
         if logits is None:
             logits = fill(cache, model, contexts)
@@ -196,7 +198,7 @@ def prepare_model(model, device, dtype, compiled, rows):
         # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
         model.decode = torch.compile(model.decode, options=dict(realize_opcount_threshold=0, realize_reads_threshold=0))
 
-def one_row_linear(layer, x):
+def one_row_linear(layer, x):       # x (1, 1, d_in), or a prompt (1, T, d_in)
     # For one row, a compiled loop is 2 to 3 times as fast as F.linear. x is float32, because the loop would convert 16
     # bits again for each row of the matrix.
     if x.numel() > x.size(-1):          # a prompt
@@ -320,8 +322,8 @@ def main():
     prepare_model(model, device, dtype, compiled, num_samples)
     say(f'{folder} | {model.num_params():,} parameters | {device}, {dtype}, compile {compiled}')
     sampling = {name: config[name] for name in next_token_probs.__kwdefaults__}         # its parameters after the *
-    run = partial(generate, model, [ids] * num_samples, max_new_tokens, lambda text: text[-1] in ends, tok.vocab_size,
-                  seed, **sampling)
+    run = partial(generate, model, [ids] * num_samples, max_new_tokens, has_ended=lambda text: text[-1] in ends,
+                  vocab_size=tok.vocab_size, seed=seed, **sampling)
     if compiled:
         list(islice(run(), 3))          # untimed: the prompt, then a step to compile, and one to record a CUDA graph
     print_texts(run, tok, prompt)

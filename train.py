@@ -99,7 +99,8 @@ if __name__ == '__main__':
     # Only the first process prints. An Output keeps going if the terminal closes.
     sys.stdout, sys.stderr = Output(None if RANK else sys.stdout), Output(sys.stderr)
 config = configure(globals(), prepare, GPTConfig)
-# Functions read options as globals, or as config['name'] if another file lists the option or a parameter has its name.
+# Functions read options as globals, or as config['name'] if another file lists it, as model.py does block_size, or if a
+# local variable has this name, such as device.
 
 # -----------------------------------------------------------------------------
 # Update rules. Each steps in place, as in torch.optim, for weights p with gradients g. The parameters between decay
@@ -168,7 +169,7 @@ RULES = {rule.__name__: rule for rule in (adamw, adam, rmsprop, adagrad, momentu
 MATRIX_RULES = dict(muon=muon)
 
 def moments_of(rule):
-    """moments_of(adamw) -> ['m', 'v']"""
+    """moments_of(adamw) -> ['m', 'v'], the parameters between decay and *"""
     return inspect.getfullargspec(rule).args[4:]
 
 @dataclass
@@ -186,8 +187,9 @@ class Group:
 
 def make_groups(params, tied):
     """
-    Returns the Groups of trainable weights (params, by name) that the options ask for. tied: whether the embedding is
-    the head, too. For another learning rate, give a layer or an embedding its own Group in both returns.
+    Returns the Groups of trainable weights (params, by name) that the options ask for. With muon, it takes every matrix
+    in a block. tied: whether the embedding is the head, too. For another learning rate, give a layer or an embedding
+    its own Group in both returns.
     """
     matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
@@ -233,10 +235,11 @@ class Optimizer(torch.optim.Optimizer):
             end = here.stop
             letters = moments_of(self.rules[group.rule])
             group.flat = [self.p[here], self.g[here], *[torch.zeros_like(self.p[here]) for _ in letters]]
-            for name, p, g, *moments in zip(group.names, *[vector.split(sizes) for vector in group.flat]):
+            parts = [vector.split(sizes) for vector in group.flat]
+            for name, p_part, g_part, *moments in zip(group.names, *parts):
                 w = params[name]
-                w.data = p.view_as(w).copy_(w.detach())
-                w.grad = g.view_as(w)
+                w.data = p_part.view_as(w).copy_(w.detach())
+                w.grad = g_part.view_as(w)
                 for letter, moment in zip(letters, moments):
                     self.tensors[f'{letter}.{name}'] = moment.view_as(w)
 
@@ -309,13 +312,16 @@ def next_sequences(run):
     return run.train_data.starts(run.state.tokens // run.T, batch_size, run.T, seed), run.T
 
 def micro_batches(run, starts, T, micro):
-    """Yields this process's share of a step's sequences, in micro-batches with as many tokens as micro of run.T."""
+    """
+    Yields this process's share of a step's sequences, in micro-batches with as many tokens as micro of run.T. Take one
+    at a time, because each seeds dropout.
+    """
     share, size = len(starts) // WORLD_SIZE, micro * run.T // T
     assert share * WORLD_SIZE == len(starts)
     first = RANK * share
     mine = starts[first:first + share]
     for i in range(0, share, size):
-        # Seed dropout for the forward pass that follows. If micro-batches are equally large, dropout does not depend on
+        # The forward pass that follows uses this seed. If micro-batches are equally large, dropout does not depend on
         # the number of processes. The factor, a prime, keeps the seeds of different steps and sequences apart.
         torch.manual_seed(((seed * 1_000_003 + run.state.step) * 1_000_003 + first + i) % 2 ** 63)
         yield run.train_data.batch(mine[i:i + size], T, run.device)
@@ -328,7 +334,7 @@ def backward(batch, model, scaler, share):
     scaler.scale(model(*batch) * share).backward()
     return model.losses
 
-def training_step(model, opt, scaler, batches, sequences, lr, backward=backward):
+def training_step(model, opt, scaler, batches, sequences, lr, run_backward=backward):
     """
     Runs backward over micro-batches, then steps the optimizer. sequences: total over all processes. Returns numbers, on
     the device, which report() averages over processes: the means of the losses over this one's share of the sequences,
@@ -338,7 +344,7 @@ def training_step(model, opt, scaler, batches, sequences, lr, backward=backward)
     losses = defaultdict(float)
     for batch in batches:
         share = batch.size(1) / sequences
-        for name, loss in backward(batch, model, scaler, share).items():
+        for name, loss in run_backward(batch, model, scaler, share).items():
             losses[name] += loss * share
     if WORLD_SIZE > 1:
         # Send in the dtype of matmuls. Halving bytes saves an estimated 5 to 10% of a step on 8 GPUs without NVLink.
@@ -445,8 +451,8 @@ class State:
     lr: float = 0.0             # learning rate of the last step
     data: str = ''              # hash of the data
     wandb_id: str = ''
-    t: int = 0                  # of the optimizer; set by save()
-    scaler: dict = None         # of the loss scaler; set by save()
+    t: int = 0                  # steps of the optimizer, only in the file
+    scaler: dict = None         # state of the loss scaler, only in the file
 
 class Run:
     """What is trained and saved. It begins from a checkpoint, from a model in a folder (source), or from neither."""
@@ -570,8 +576,8 @@ def evaluate_run(run):
     if tok and sample_tokens:
         with optional('the sample text'):
             prompts = [prompt_ids(tok, sample_start, ends)]
-            steps = generate(run.model, prompts, sample_tokens, lambda text: text[-1] in ends, tok.vocab_size, seed,
-                             temperature=0.8)
+            steps = generate(run.model, prompts, sample_tokens, has_ended=lambda text: text[-1] in ends,
+                             vocab_size=tok.vocab_size, seed=seed, temperature=0.8)
             print('-' * 40, sample_start + texts_of(steps, tok)[0], '-' * 40, sep='\n')
     return found
 
@@ -650,7 +656,7 @@ def draw_curves(folder):
     rows = [['loss', name] for name in ('lr', 'grad_norm', 'tokens_per_second')]
     axes = figure.subplot_mosaic(rows, width_ratios=[3, 1])
     for name, axis in axes.items():
-        axis.plot(*zip(*points(entries, name)), label='training, mean since the last point')
+        axis.plot(*zip(*points(entries, name)), label='training, mean of the steps before')
         axis.set(title=name, xlabel='step')
     axes['loss'].plot(*zip(*points(entries, 'val_loss')), 'o--', label='validation')
     axes['loss'].legend()
@@ -788,7 +794,7 @@ def train(run, interrupt):
     replayed = Replayed(backward)
     while not (stop or last):
         if not history:
-            began, tokens = time.perf_counter(), state.tokens
+            began, tokens_before = time.perf_counter(), state.tokens
         state.step += 1
         state.lr = get_lr(state.step, state.lr, state.seconds / run.limit)
         starts, T = next_sequences(run)
@@ -798,11 +804,11 @@ def train(run, interrupt):
 
         # All processes must agree on signals and the clock, which starts after the first step, because it may compile.
         if clock_began is None:
-            clock_began = time.perf_counter() - state.seconds
+            clock_began = time.perf_counter() - state.seconds           # as if earlier steps came right before
         stop, state.seconds = combine('MAX', interrupt.signal, time.perf_counter() - clock_began)
         last = state.step >= max_iters or state.seconds >= run.limit
         if state.step % log_interval == 0 or state.step in (1, max_iters):
-            report(run, history, began, state.tokens - tokens, T)
+            report(run, history, began, state.tokens - tokens_before, T)
             history = []
         if stop or last or state.step % eval_interval == 0:
             check_finite(run)
