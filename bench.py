@@ -437,7 +437,8 @@ class Variant:
     def run(self, seed):
         """Starts or resumes the run in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]      # other options, other runs
+        # other options, other runs. A config file among the arguments may change more than options.
+        mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             command = [sys.executable, train.__file__, *[f'--{name}={value}' for name, value in train.config.items()],

@@ -48,7 +48,10 @@ class Options(Mapping):
     values before any was set. source: {option: the argument that set it}. comments: {option: its comment}.
     """
     def __init__(self, *homes):
-        """homes: dicts or other Options. If several list an option, all are set, and the last default counts."""
+        """
+        homes: dicts or other Options. If several list an option, as prepare.py and train.py do `dataset`, all are set,
+        and the default of the last counts.
+        """
         self.homes = {}         # {option: those that list it}
         self.defaults = {}
         self.source = {}

@@ -56,7 +56,7 @@ class GPTConfig:
     position: str = 'rope'          # (rope, learned or none) learned: with GPT-2's initial weights everywhere
     mlp: str = 'swiglu'             # (swiglu, silu or gelu)
     value_embeds: bool = False      # every other layer adds an embedding of each token to its values
-    attention: str = 'flash'        # (flash or naive) flash: torch's fused kernels
+    attention: str = 'flash'        # (flash or naive) flash: torch's fused kernels. --help ends at the next empty line
 
     def __post_init__(self):
         check_values(vars(self), comments_of(GPTConfig))

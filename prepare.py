@@ -234,6 +234,7 @@ def read_rows(path):
             raise UserError(f'row {n} of {path} has no text in {text_field!r} (fields: {fields}); use another '
                             f'--text_field, correct the file')
         except (ValueError, csv.Error) as e:
+            # the row after the last one that could be read
             raise UserError(f'cannot read row {n + 1} of {path} ({type(e).__name__}: {e}); correct it (as UTF-8)')
 
 def json_rows(file):
@@ -260,7 +261,7 @@ def parquet_rows(file):
     for batch in table.iter_batches(256, columns=columns):
         yield from batch.to_pylist()
 
-# Files with a document in each row, by suffix
+# Functions of an open file that yield rows as dicts, by suffix. Each row is a document. If you add one, raise FORMAT.
 ROWS = {'.jsonl': json_rows, '.ndjson': json_rows, '.json': json_rows, '.csv': csv_rows,
         '.tsv': partial(csv_rows, delimiter='\t'), '.parquet': parquet_rows}
 
@@ -366,7 +367,10 @@ def encode_batch(tok, batch):
 FORMAT = 2      # If you change which tokens a text becomes, raise it, and all folders are made again.
 
 def find_or_prepare(dataset, tokenizer, vocab_size=4096):
-    """Returns a data set's folder, or dataset itself if it is one. One process makes a missing folder, others wait."""
+    """
+    Returns a data set's folder, or dataset itself if it is one. One process makes a missing folder, others wait. The
+    other options of this file hold for every data set.
+    """
     if os.path.exists(f'{dataset}/train_000.bin') or os.path.exists(f'{dataset}/train.bin'):
         return Path(dataset)
     check_options(tokenizer, vocab_size)
@@ -500,7 +504,10 @@ def data_hash(meta):
 # Reading shards. A split's tokens are in several .bin files, which meta.json lists.
 
 class Shards:
-    """Reads the shards of a split as one long array of tokens. tok: their tokenizer, if it is known."""
+    """
+    Reads the shards of a split as one long array of tokens. tok: their tokenizer, if it is known. train.py uses len(),
+    starts(), batch() and tok, and for validation text_bytes().
+    """
     def __init__(self, folder, split, meta, tok=None):
         self.tok = tok
         shards = meta[split]['shards']

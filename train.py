@@ -99,12 +99,13 @@ if __name__ == '__main__':
     # Only the first process prints. An Output keeps going if the terminal closes.
     sys.stdout, sys.stderr = Output(None if RANK else sys.stdout), Output(sys.stderr)
 config = configure(globals(), prepare, GPTConfig)
-# Functions read options as globals, or as config['name'] if another file lists it, as model.py does block_size, or if a
-# local variable has this name, such as device.
+# Functions read options as globals, or as config['name'] if only another file lists it, as model.py does block_size, or
+# if a local variable has this name, such as device.
 
 # -----------------------------------------------------------------------------
 # Update rules. Each steps in place, as in torch.optim, for weights p with gradients g. The parameters between decay
-# (the weight decay) and * are its moments: an Optimizer makes and saves those that a rule names, and they start at 0.
+# (the weight decay) and * are its moments: an Optimizer makes those that a rule names, with p's shape and zeros, and
+# saves them. A new constant is a parameter after the *, with a default.
 # Except for muon, p is a long vector of the group's weights, so a rule must work number by number. At step t = 1, 2,
 # ..., Adam's means are divided by correction1 = 1 - beta1^t and correction2 = 1 - beta2^t.
 
@@ -308,7 +309,10 @@ def get_lr(step, last, time_used=0.0):
     return min(rate, highest)
 
 def next_sequences(run):
-    """Returns where all sequences of a run's next step start, and their length. Both may change from step to step."""
+    """
+    Returns where all sequences of a run's next step start, and their length. Their number and length may change from
+    step to step. state.tokens is what earlier steps were trained on, but state.step already counts this one.
+    """
     return run.train_data.starts(run.state.tokens // run.T, batch_size, run.T, seed), run.T
 
 def micro_batches(run, starts, T, micro):
@@ -353,7 +357,7 @@ def training_step(model, opt, scaler, batches, sequences, lr, run_backward=backw
         opt.g.copy_(message)
     scaler.unscale_(opt)
     grad_norm = opt.clip(grad_clip)
-    scaler.step(opt, lr)
+    scaler.step(opt, lr)            # opt.step(lr), unless float16 overflowed
     scaler.update()
     return {name: loss * WORLD_SIZE for name, loss in losses.items()} | dict(grad_norm=grad_norm)
 
@@ -403,16 +407,19 @@ def hold(folder):
     """Returns a context in which no other process trains in this folder. Raises UserError if one does."""
     return nullcontext() if RANK or eval_only else lock(folder / '.lock', wait=False)
 
-def open_data(source):
-    """Returns the data folder, its meta.json, and both splits, made for the model in a folder (source). May prepare."""
-    wanted = str(source / 'tokenizer.json') if source else tokenizer
+def open_data(base):
+    """
+    Returns the data folder, its meta.json (with the size of the vocabulary and the end of a document), and both splits,
+    whose tok is their tokenizer. base: the folder of a model, whose tokenizer is to be used, or None. May prepare.
+    """
+    wanted = str(base / 'tokenizer.json') if base else tokenizer
     folder = find_or_prepare(dataset, wanted, vocab_size)
     meta = read_meta(folder)
     tok = load_tokenizer(folder) if (folder / 'tokenizer.json').exists() else None
     train_data, val_data = Shards(folder, 'train', meta, tok), Shards(folder, 'val', meta, tok)
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has too little text for this context; use more, or a smaller --block_size')
-    if source and tok and tok.vocab != load_tokenizer(source).vocab:
+    if base and tok and tok.vocab != load_tokenizer(base).vocab:
         raise UserError(f'{folder} was not made with {wanted}; use the text itself as --dataset')
     return folder, meta, train_data, val_data
 
@@ -455,12 +462,15 @@ class State:
     scaler: dict = None         # state of the loss scaler, only in the file
 
 class Run:
-    """What is trained and saved. It begins from a checkpoint, from a model in a folder (source), or from neither."""
-    def __init__(self, folder, checkpoint, source, device):
+    """
+    What is trained and saved in a folder. It begins from a checkpoint in it, from another model's folder (base), or
+    from neither; origin is the one of these from which it takes the weights.
+    """
+    def __init__(self, folder, checkpoint, base, device):
         self.folder, self.device, self.wandb = folder, device, None
         self.limit = 60 * max_minutes or math.inf       # seconds
-        self.origin = checkpoint or source
-        self.data_folder, self.meta, self.train_data, self.val_data = open_data(source)
+        self.origin = checkpoint or base
+        self.data_folder, self.meta, self.train_data, self.val_data = open_data(base)
         self.dtype = choose_dtype(dtype, device)
         torch.manual_seed(seed)
         self.model = make_model(self.origin, self.meta).to(device).train()
@@ -479,7 +489,7 @@ class Run:
             raise UserError(f'{checkpoint} was trained on other data; use its config.py, or --init_from={checkpoint}')
 
 def restore(folder, opt, scaler):
-    """Fills the optimizer and the scaler from a checkpoint. Returns its State. Raises UserError."""
+    """Fills the optimizer (whose p make_model has read) and the scaler. Returns the State. Raises UserError."""
     state = State(**read_json(folder / 'training.json'))
     found = load_file(folder / 'training.tensors')
     odd = sorted(found.keys() ^ opt.tensors.keys())         # in one of them only
@@ -515,8 +525,8 @@ def start(folder, device):
     """Returns the Run in this folder, after joining the other processes, and prints what it starts with."""
     checkpoint = newest_intact(folder) if checkpoints(folder) else None
     name = init_from.removeprefix('auto:')
-    source = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
-    run = Run(folder, checkpoint, source, device)
+    base = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
+    run = Run(folder, checkpoint, base, device)
     state = run.state
     connect(device, dict(config, dtype=run.dtype, data=state.data, checkpoint=(state.step, state.seconds)))
     if WORLD_SIZE > 1:          # Different kinds of CPU draw different numbers from one seed
