@@ -97,6 +97,29 @@ def special_pattern(special_tokens, form=str):
     text = '|'.join(map(re.escape, tokens)) or r'\0(?!)'         # this never matches, and \0 is found fast
     return re.compile(f'({text})' if form is str else f'({text})'.encode())
 
+BATCH = 1 << 14     # arrays joined at once, so that they stay in the processor's cache
+
+class Ragged:
+    """
+    Short arrays of one dtype, end to end in `flat`; `size` has the length of each. The bytes of the tokens 'a', 'bc'
+    and 'd' have flat 'abcd' and size [1, 2, 1].
+    """
+    def __init__(self, flat, size):
+        self.flat = flat
+        self.size = np.asarray(size)
+        self.begin = np.cumsum(size) - size
+
+    def join(self, index):
+        """Returns the arrays with these numbers end to end: [1, 0, 1] joins 'bc', 'a' and 'bc' to 'bcabc'."""
+        parts = [self.flat[:0]]
+        for i in range(0, len(index), BATCH):
+            part = index[i:i + BATCH]
+            size = self.size.take(part)
+            begin = np.cumsum(size) - size          # of each array in the result
+            shift = np.repeat(self.begin.take(part) - begin, size)
+            parts.append(self.flat.take(shift + np.arange(len(shift))))
+        return np.concatenate(parts)
+
 class BaseTokenizer:
     """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json or save."""
     opening = []        # ids before every prompt, such as Llama's <s>
@@ -748,26 +771,7 @@ LONG_TEXT = 3000        # a text of more characters is faster with arrays (20 ta
 LONG_PIECE = 128        # a piece of more bytes is faster alone
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
-BATCH = 1 << 14         # arrays joined at once, so that they stay in the processor's cache
 NO_RANK = 2 ** 32 - 1   # the rank of a pair that is never merged
-
-class Ragged:
-    """Short arrays of one dtype. flat: all of them end to end; size: the length of each."""
-    def __init__(self, flat, size):
-        self.flat = flat
-        self.size = np.asarray(size)
-        self.begin = np.cumsum(size) - size
-
-    def join(self, index):
-        """Returns the arrays with these numbers end to end: 'a', 'bc', 'd' joined by [1, 0, 1] are 'bcabc'."""
-        parts = [self.flat[:0]]
-        for i in range(0, len(index), BATCH):
-            part = index[i:i + BATCH]
-            size = self.size.take(part)
-            begin = np.cumsum(size) - size          # of each array in the result
-            shift = np.repeat(self.begin.take(part) - begin, size)
-            parts.append(self.flat.take(shift + np.arange(len(shift))))
-        return np.concatenate(parts)
 
 class WordIds(dict):
     """The ids of words, computed when they are first needed, for a limited number of words."""
