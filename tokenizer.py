@@ -447,13 +447,19 @@ def cuts(raw, pattern):
     return np.flatnonzero(begins)
 
 def split_pieces(pieces, pattern):
-    """Yields each piece with a byte 0xfe, which UTF-8 never has, between its words: b"'so" -> b"'s\xfeo"."""
+    """Returns the words of pieces end to end, and the number of words of each: [b"'so"] has ([b"'s", b'o'], [2])."""
     findall = regex.compile(PATTERNS[pattern]).findall
+    words, size = [], []
     for piece in pieces:
         text = piece.decode()
-        if not text.removeprefix(' ').isalpha():        # most are one word
-            piece = b'\xfe'.join(map(str.encode, findall(text)))
-        yield piece
+        if text.removeprefix(' ').isalpha():        # most are one word
+            words.append(piece)
+            size.append(1)
+        else:
+            found = findall(text)
+            words += map(str.encode, found)
+            size.append(len(found))
+    return words, size
 
 # -----------------------------------------------------------------------------
 # numbering pieces with a hash table in numpy, where every step is taken for all keys at once
@@ -575,10 +581,9 @@ def add_counts(counted, pattern):
         pieces[process] += new
         counts[process] = so_far
     for process in pieces:
-        found = split_pieces(pieces[process], pattern)
-        for piece, n in zip(found, counts[process][2:].tolist()):
-            for word in piece.split(b'\xfe'):
-                total[word] += n
+        words, size = split_pieces(pieces[process], pattern)
+        for word, n in zip(words, np.repeat(counts[process][2:], size).tolist()):
+            total[word] += n
     return total
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
@@ -766,7 +771,7 @@ class Merging:
 # encoding and decoding with arrays
 
 LONG_TEXT = 3000        # a text of more characters is faster with arrays (20 take 45 us with arrays, 2 without)
-LONG_PIECE = 128        # a piece of more bytes is faster alone
+LONG_WORD = 128         # a word of more bytes is faster alone
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
 NO_RANK = 2 ** 32 - 1   # the rank of a pair that is never merged
@@ -796,12 +801,10 @@ class Tokenizer(BPETokenizer):
         self.find_ascii = re.compile(ascii_form(self.pattern.pattern)).findall
         self.words = WordIds(self.word_ids)
         self.tables = []
-        self.byte_array = np.array(self.byte_ids[:0xfe] + [EDGE, EDGE], np.int32)
+        self.byte_array = np.array(self.byte_ids[:0xff] + [EDGE], np.int32)
         self.merged_array = np.array(self.merged_ids, np.int32)
         self.pairs = Index()        # of ids; the number of each is its rank + 1
         self.pairs.add(np.array([*self.ranks], np.uint64).reshape(-1, 2))
-        pairs = np.repeat(self.byte_array, 256), np.tile(self.byte_array, 256)
-        self.byte_ranks = self.ranks_of(*pairs).reshape(256, 256)
 
     def __init_subclass__(cls):
         raise TypeError('make a subclass of BPETokenizer instead, because this class does not call word_ids every time')
@@ -829,9 +832,10 @@ class Tokenizer(BPETokenizer):
             pieces = Pieces(self.pattern_name)
             table = Ragged(np.array([separator], self.dtype), [0, 1])       # of the pieces b'' and 0xff
         numbers = pieces.read(raw)
-        new = pieces.all[len(table.size):]
-        if new:
-            flat, size = self.ids_of_pieces([*split_pieces(new, self.pattern_name)])
+        while len(table.size) < len(pieces.all):
+            words, num_words = split_pieces(pieces.all[len(table.size):][:BATCH], self.pattern_name)
+            flat, size = self.ids_of_words(words)
+            size = np.add.reduceat(size, np.cumsum(num_words) - num_words)          # of each piece
             table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
         if len(table.flat) < MAX_IDS:
             self.tables.append((pieces, table))
@@ -844,24 +848,30 @@ class Tokenizer(BPETokenizer):
         number = self.pairs.find(np.stack([a, b], 1).astype(np.uint64))
         return number.view(np.uint32) - 1        # 0 (missing) becomes NO_RANK
 
-    def ids_of_pieces(self, pieces):
+    def ids_of_words(self, words):
         """
-        Returns the ids of pieces (with a byte 0xfe between words) end to end, and the number of ids of each. A round
-        merges the pair of lowest rank in each short piece, wherever it occurs. `at` has the places that are left,
-        `rank` the rank of the pair that begins at each, and `owner` the number of its piece.
+        Returns the ids of words end to end, and the number of ids of each. A round merges the pair of lowest rank in
+        each word, wherever it occurs. `at` has the places that are left, `rank` the rank of the pair that begins at
+        each, and `owner` the number of its word.
         """
-        short = [piece if len(piece) <= LONG_PIECE else b'' for piece in pieces]
-        raw = np.frombuffer(b'\xff'.join([*short, b'']), np.uint8)
+        raw = np.frombuffer(b'\xff'.join([*words, b'']), np.uint8)
         ids = self.byte_array[raw]
-        rank = self.byte_ranks[raw, np.roll(raw, -1)]
-        owner = np.cumsum(raw == 0xff) - (raw == 0xff)
+        end = np.flatnonzero(ids == EDGE)
+        for i in np.flatnonzero(np.diff(end, prepend=-1) > LONG_WORD):      # these are faster alone
+            done = self.word_ids(words[i].decode())
+            begin = end[i] - len(words[i])
+            ids[begin:end[i]] = EDGE
+            ids[begin:begin + len(done)] = done
+
+        rank = self.ranks_of(ids, np.roll(ids, -1))         # NO_RANK next to an EDGE
+        owner = np.repeat(np.arange(len(words)), np.diff(end, prepend=-1))
         at = np.arange(len(raw))
         while True:
-            piece = owner[at]
-            lowest = np.full(len(pieces), NO_RANK, np.uint32)
-            np.minimum.at(lowest, piece, rank)
-            lowest = lowest[piece]
-            going = lowest < NO_RANK            # the other pieces are done
+            word = owner[at]
+            lowest = np.full(len(words), NO_RANK, np.uint32)
+            np.minimum.at(lowest, word, rank)
+            lowest = lowest[word]
+            going = lowest < NO_RANK            # the other words are done
             first = every_other(np.flatnonzero(going & (rank == lowest)), 1)
             if not len(first):
                 break
@@ -872,16 +882,10 @@ class Tokenizer(BPETokenizer):
             at, rank = at[left], rank[left]
             first = np.cumsum(going)[first] - 1         # where the new ids are now
             near = np.append(first - 1, first)
-            rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])        # NO_RANK next to an EDGE
+            rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])
 
-        ids, owner = ids[ids != EDGE], owner[ids != EDGE]
-        long = [(i, id) for i, piece in enumerate(pieces) if len(piece) > LONG_PIECE
-                for word in piece.split(b'\xfe') for id in self.word_ids(word.decode())]
-        if long:
-            more_owner, more = np.array(long).T
-            ids = np.insert(ids, np.searchsorted(owner, more_owner), more)
-            owner = np.append(owner, more_owner)
-        return ids.astype(self.dtype), np.bincount(owner, minlength=len(pieces))
+        kept = ids != EDGE
+        return ids[kept].astype(self.dtype), np.bincount(owner[kept], minlength=len(words))
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
