@@ -560,11 +560,15 @@ def slices(raw, begin, end):
 # training: count distinct words, then merge several pairs at a time in them
 
 class WordCounter:
-    """A picklable function of UTF-8 bytes. Returns its process, the pieces new to it, and the counts of all so far."""
+    """
+    A picklable function of UTF-8 bytes. Every process has a copy, which numbers the pieces that it meets (from 2,
+    because 1 is the separator). It returns the process, the pieces that are new to it, and the counts of all pieces so
+    far: for 'a b b', (41, [b'a', b' b'], [0, 0, 1, 2]), and then for ' b c', (41, [b' c'], [0, 0, 1, 3, 1]).
+    """
     def __init__(self, pattern, special_tokens=()):
         self.pieces = Pieces(pattern)
         self.special = special_pattern(special_tokens, bytes)
-        self.counts = np.zeros(2, int)          # 0 and the separator are known
+        self.counts = np.zeros(2, int)
 
     def __call__(self, raw):
         known = len(self.counts)
@@ -576,13 +580,14 @@ class WordCounter:
 
 def add_counts(counted, pattern):
     """Adds up the results of WordCounters in one or more processes. Returns {word as bytes: count}."""
-    pieces, counts, total = defaultdict(list), {}, defaultdict(int)
+    pieces, counts = defaultdict(list), {}
     for process, new, so_far in counted:
         pieces[process] += new
-        counts[process] = so_far
+        counts[process] = so_far[2:]
+    total = defaultdict(int)
     for process in pieces:
         words, size = split_pieces(pieces[process], pattern)
-        for word, n in zip(words, np.repeat(counts[process][2:], size).tolist()):
+        for word, n in zip(words, np.repeat(counts[process], size).tolist()):
             total[word] += n
     return total
 
