@@ -641,12 +641,16 @@ class Merging:
     The state of training. The result is plain_train's, but a merge touches only the places of its pair, and about
     twenty pairs are merged at once, which is five times as fast as one at a time.
 
-    Words are stored end to end, with a place for each byte and an EDGE around each word. A token is stored at the place
-    of its first byte: its id in `ids`, the places of its neighbors in `next` and `previous`. A pair gets a list of its
-    places when the younger of its tokens is made; the list's position in `places` is the pair's number. Of these
-    places, the pair is still at those where pair_at[place] is its number; count[number] is always up to date. The pool
-    holds a sorted (count, bytes, bytes, number) for each pair with a count >= `floor`; a count in it may be too high
-    until it comes up.
+    Words are stored end to end, with a place for each byte and an EDGE around each word: 'ab' and 'abc' are EDGE a b
+    EDGE a b c EDGE. A token is stored at the place of its first byte: its id in `ids`, the places of its neighbors in
+    `next` and `previous`.
+
+    Pairs are numbered from 1. Pair n is `pair_ids[n]` (a << 32 | b for the ids a and b), was found at the places
+    `places[end[n - 1]:end[n]]` (1 and 4 for ab), and is still at those where `pair_at[place]` is n. `count[n]` is its
+    frequency in the text, always up to date. All places of a pair are found when the younger of its tokens is made.
+
+    The pool holds (count, bytes, bytes, number) for each pair with a count >= `floor`, sorted, the best at the end. A
+    count in it may be too high until it comes up.
     """
     def __init__(self, counts, max_tokens):
         self.merges = []
@@ -660,11 +664,10 @@ class Merging:
         self.previous = self.next - 2
         self.weight = np.repeat([0, *counts.values()], np.diff(edges, prepend=-1))
 
-        # A merge at a place removes a token and adds at most two pairs, so 3 n is room for all. A pair's row in the
-        # last three: a << 32 | b, its number of places, its frequency.
-        self.num_places = 1         # number 0 stands for no pair
+        # A merge at a place removes a token and adds at most two pairs, so 3 n is room for all.
+        self.num_pairs = 1          # number 0 stands for no pair
         self.places = np.zeros(3 * n, np.int32)
-        self.pair_ids, self.size, self.count = np.zeros((3, 3 * n), int)
+        self.pair_ids, self.end, self.count = np.zeros((3, 3 * n), int)
         self.pair_at = np.zeros(n, np.int32)
         self.pool = []
         self.floor = 1 << 62        # nothing enters the pool before it is filled
@@ -674,15 +677,16 @@ class Merging:
         """Numbers the pairs that begin at these places; all of them are new."""
         order, begin, pairs, count = group_pairs(self.ids[at], self.ids[self.next[at]], self.weight[at])
         at = at[order]
-
-        number = self.num_places + begin
         size = np.diff(begin, append=len(at))
+        start = self.end[self.num_pairs - 1]        # of their places
+
+        number = np.arange(self.num_pairs, self.num_pairs + len(pairs))
+        self.num_pairs += len(pairs)
         self.pair_ids[number] = pairs
-        self.size[number] = size
         self.count[number] = count
-        self.places[self.num_places:self.num_places + len(at)] = at
+        self.end[number] = start + begin + size
+        self.places[start:start + len(at)] = at
         self.pair_at[at] = np.repeat(number, size)
-        self.num_places += len(at)
         for entry in self.entries(number[count >= self.floor]):
             insort(self.pool, entry)
 
@@ -693,7 +697,7 @@ class Merging:
 
     def refill(self):
         """Fills the empty pool with the pairs that count at least half as much as the best one."""
-        count = self.count[:self.num_places]
+        count = self.count[:self.num_pairs]
         self.floor = max(1, count.max() // 2)
         self.pool = sorted(self.entries(np.flatnonzero(count >= self.floor)))
 
@@ -725,20 +729,20 @@ class Merging:
     def merge(self, batch):
         """Merges the pairs of a batch, up to the first that is overtaken."""
         old = len(self.vocab)
-        places = []
-        for _, x, y, number in batch:
-            at = self.places[number:number + self.size[number]]
-            at = at[self.pair_at[at] == number]
-            places.append(every_other(np.sort(at), len(x)) if x == y else at)
+        places = [self.places_of(x, y, number) for _, x, y, number in batch]
         at = np.concatenate(places)
         new = np.repeat(np.arange(old, old + len(batch)), [*map(len, places)])
         # No other pair makes the same token, because its bytes were merged alike everywhere.
         self.vocab += [x + y for _, x, y, _ in batch]
+
         stop = self.overtaken(batch, at, new)
         del self.vocab[old + stop:]
         self.pool += reversed(batch[stop:])
+        self.merges += [(x, y) for _, x, y, _ in batch[:stop]]
         kept = new < old + stop
         at, new = at[kept], new[kept]
+
+        # In l x y r, the token xy takes the place of x; then (l, xy) and (xy, r) take those of (l, x) and (x, y).
         middle = self.next[at]
         right = self.next[middle]
         self.ids[at] = new
@@ -751,12 +755,19 @@ class Merging:
         np.subtract.at(self.count, self.pair_at[gone], self.weight[gone])
         self.pair_at[gone] = 0
         self.number_pairs(changed)
-        self.merges += [(x, y) for _, x, y, _ in batch[:stop]]
+
+    def places_of(self, x, y, number):
+        """Returns where to merge the pair of the tokens x and y."""
+        at = self.places[self.end[number - 1]:self.end[number]]
+        at = at[self.pair_at[at] == number]
+        return every_other(np.sort(at), len(x)) if x == y else at
 
     def overtaken(self, batch, at, new):
         """
         Returns how many pairs of the batch to merge: those that come before every pair that an earlier one makes (its
-        new token with a neighbor). A right neighbor is seen as it was: (ab, c) for (ab, cd), which sorts just above it.
+        new token with a neighbor). If the batch has (a, b) 9 times and (x, y) 7 times, and abc occurs 8 times, then
+        merging (a, b) makes (ab, c) 8 times. It comes before (x, y), so only one pair is merged. A right neighbor is
+        seen as it was: (ab, c) for (ab, cd), which sorts just above it.
         """
         left = self.ids[self.previous[at]]
         right = self.ids[self.next[self.next[at]]]
