@@ -479,15 +479,21 @@ class Index:
         mixed = (keys[:, 1] * 0xC2B2AE3D27D4EB4F ^ keys[:, 0]) * 0x9E3779B97F4A7C15
         return (mixed >> 65 - len(self.slots).bit_length()).view(np.int64)
 
-    def find(self, keys, slot=None):
-        """Returns the number of each key, 0 if it is missing. slot: where to look first, if not at its hash."""
-        slot = self.hash(keys) if slot is None else slot
+    def find(self, keys):
+        """Returns the number of each key, 0 if it is missing."""
+        slot = self.hash(keys)
         number = self.slots.take(slot, mode='wrap')
-        differs = self.keys.take(number, axis=0) != keys
-        other = np.flatnonzero((differs[:, 0] | differs[:, 1]) & (number != 0))
-        if len(other):          # their slots hold other keys, so try the next ones
-            number[other] = self.find(keys[other], slot[other] + 1)
+        other = self.differ(keys, number)
+        while len(other):           # their slots hold other keys, so try the next ones
+            slot[other] += 1
+            number[other] = self.slots.take(slot[other], mode='wrap')
+            other = other[self.differ(keys[other], number[other])]
         return number
+
+    def differ(self, keys, number):
+        """Returns where a number is that of another key."""
+        differs = self.keys.take(number, axis=0) != keys
+        return np.flatnonzero((differs[:, 0] | differs[:, 1]) & (number != 0))
 
     def add(self, keys):
         """Numbers keys that are new and distinct."""
@@ -498,6 +504,7 @@ class Index:
             self.keys = np.resize(self.keys, (len(self.slots) // 4, 2))
             first = 1
         self.keys[self.size - len(keys):self.size] = keys
+
         number = np.arange(first, self.size, dtype=np.int32)[::-1]
         slot = self.hash(self.keys[number])
         while len(number):
@@ -509,14 +516,14 @@ class Index:
 
 WINDOW = 1 << 17        # bytes worked on at once, so that they stay in the processor's cache
 
-# OR with row n keeps the first n of 16 bytes and makes the others 0xff
+# OR with row n keeps the first n of 16 bytes and makes the others 0xff.
 PADDING = np.array([[0] * size + [0xff] * (16 - size) for size in range(17)], np.uint8).view('<u8')
 
 class Pieces:
     """
-    Numbers the distinct pieces of texts. `all` lists them by number; 0 is none and 1 the separator 0xff. A piece of up
-    to 15 bytes, padded with 0xff, is its own key. That of a longer one is its number in `long` and its bytes 9 to 16,
-    which do not end with 0xff.
+    Numbers the distinct pieces of texts. `all` lists them by number; 0 is none and 1 the separator 0xff. The key of a
+    piece of up to 15 bytes is the piece itself, padded with 0xff to 16 bytes. That of a longer one is its number in
+    `long` and its bytes 9 to 16, which do not end with 0xff.
     """
     def __init__(self, pattern):
         self.pattern = pattern
@@ -530,17 +537,21 @@ class Pieces:
         parts = (raw[i:i + WINDOW] for i in range(0, len(raw), WINDOW))
         return np.concatenate([*map(self.numbers, blocks(parts, WINDOW))])
 
-    def numbers(self, window):
-        """Does the same for a part of a text."""
-        begin = cuts(window, self.pattern)
-        size = np.diff(begin, append=len(window))
-        end = begin + size
-        next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # the 16 bytes from each position
+    def keys(self, window, begin, size):
+        """Returns the keys of the pieces that begin at these positions of a window and have these sizes."""
+        next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # item i is window[i:i + 16]
         keys = next_16[begin].view('<u8').reshape(-1, 2)
         keys |= PADDING.take(size, axis=0, mode='clip')
         long = np.flatnonzero(size > 15)
-        found = slices(window, begin[long], end[long])
+        found = slices(window, begin[long], size[long])
         keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
+        return keys
+
+    def numbers(self, window):
+        """Returns the numbers of the pieces of a part of a text."""
+        begin = cuts(window, self.pattern)
+        size = np.diff(begin, append=len(window))
+        keys = self.keys(window, begin, size)
         number = self.index.find(keys)
         new = np.flatnonzero(number == 0)
         while len(new):
@@ -548,13 +559,14 @@ class Pieces:
             _, first = np.unique(self.index.hash(keys[new]), return_index=True)
             first = new[np.sort(first)]
             self.index.add(keys[first])
-            self.all += slices(window, begin[first], end[first])
+            self.all += slices(window, begin[first], size[first])
             number[new] = self.index.find(keys[new])
             new = new[number[new] == 0]
         return number
 
-def slices(raw, begin, end):
-    return [raw[i:j] for i, j in zip(begin.tolist(), end.tolist())]
+def slices(raw, begin, size):
+    """Returns raw[i:i + n] for each begin i and size n."""
+    return [raw[i:i + n] for i, n in zip(begin.tolist(), size.tolist())]
 
 # -----------------------------------------------------------------------------
 # training: count distinct words, then merge several pairs at a time in them
