@@ -816,8 +816,8 @@ class WordIds(dict):
 
 def ascii_form(pattern):
     """Returns the pattern for ASCII text in the syntax of `re`, which is twice as fast as regex."""
-    pattern = re.sub(r'\\p{L}(?=[^\[]*\])', 'A-Za-z', pattern)         # in brackets
-    return '(?a)' + pattern.replace(r'\p{L}', '[A-Za-z]').replace(r'\p{N}', r'\d')
+    pattern = pattern.replace(r'\p{L}+', '[A-Za-z]+').replace(r'\p{L}', 'A-Za-z')       # the latter is in brackets
+    return '(?a)' + pattern.replace(r'\p{N}', r'\d')
 
 class Tokenizer(BPETokenizer):
     """
