@@ -216,19 +216,23 @@ class BPETokenizer(BaseTokenizer):
         ids = [self.byte_ids[b] for b in word.encode()]
         heap = [(rank, i) for i, rank in enumerate(map(rank_of, zip(ids, ids[1:]))) if rank is not None]
         heapify(heap)
-        next, previous = [*range(1, len(ids) + 2)], [*range(-1, len(ids))]
         ids.append(EDGE)            # after the last id, and as ids[-1] before the first
+        next = [*range(1, len(ids) + 1)]
+        previous = [*range(-1, len(ids) - 1)]
         while heap:
             rank, i = heappop(heap)
             j = next[i]
             if rank_of((ids[i], ids[j])) != rank:       # one of the two has been merged
                 continue
-            ids[i], ids[j] = self.merged_ids[rank], EDGE
-            k, h = next[j], previous[i]
-            next[i], previous[k] = k, i
-            left, right = rank_of((ids[h], ids[i])), rank_of((ids[i], ids[k]))
+            ids[i] = self.merged_ids[rank]
+            ids[j] = EDGE
+            h, k = previous[i], next[j]         # the neighbors of the new token
+            next[i] = k
+            previous[k] = i
+            left = rank_of((ids[h], ids[i]))
             if left is not None:
                 heappush(heap, (left, h))
+            right = rank_of((ids[i], ids[k]))
             if right is not None:
                 heappush(heap, (right, i))
         return [id for id in ids if id != EDGE]
