@@ -97,7 +97,7 @@ def special_pattern(special_tokens, form=str):
     text = '|'.join(map(re.escape, tokens)) or r'\0(?!)'         # this never matches, and \0 is found fast
     return re.compile(f'({text})' if form is str else f'({text})'.encode())
 
-BATCH = 1 << 14     # arrays joined at once, so that they stay in the processor's cache
+BATCH = 1 << 14     # arrays joined and pieces encoded at once, so that they stay in the processor's cache
 
 class Ragged:
     """
@@ -471,7 +471,8 @@ def split_pieces(pieces, pattern):
 class Index:
     """
     Numbers distinct keys (rows of two uint64) from 1. slots[hash of a key] holds its number, and keys[number] the key;
-    if another key has that slot, the next free one is used. Takes 6 ns per key; a dict of bytes takes 100.
+    if another key has that slot, the next free one is used: two keys with the hash 7 are in the slots 7 and 8. Takes
+    6 ns per key; a dict of bytes takes 100.
     """
     def __init__(self):
         self.slots = np.zeros(1024, np.int32)           # three quarters are free, with number 0
@@ -559,7 +560,8 @@ class Pieces:
         number = self.index.find(keys)
         new = np.flatnonzero(number == 0)
         while len(new):
-            # A new piece may occur several times, so add one per hash. Others with that hash follow in later rounds.
+            # A piece may be new in several places, so add the first of each hash. Other pieces with that hash follow in
+            # the next round.
             _, first = np.unique(self.index.hash(keys[new]), return_index=True)
             first = new[np.sort(first)]
             self.index.add(keys[first])
@@ -635,7 +637,10 @@ def merge_words(counts, vocab_size, special_tokens=()):
     return dict(enumerate(tokens)), state.merges
 
 def every_other(at, length):
-    """Returns where to merge pairs of equal tokens, which overlap in aaaa: every_other([3, 4, 5, 9], 1) -> [3, 5, 9]"""
+    """
+    Returns where to merge a pair of equal tokens of this length, which overlap in aaaa. Of a run of places at that
+    distance, every other one is kept: every_other([3, 4, 5, 9], 1) -> [3, 5, 9]
+    """
     index = np.arange(len(at))
     new_run = np.diff(at, prepend=0) != length
     start = np.maximum.accumulate(index * new_run)      # index of the first pair in the run of each
@@ -832,7 +837,7 @@ class Tokenizer(BPETokenizer):
         super().__init__(*args, **kwargs)
         self.find_ascii = re.compile(ascii_form(self.pattern.pattern)).findall
         self.words = WordIds(self.word_ids)
-        self.tables = []
+        self.tables = []        # of Pieces and a Ragged of their ids
         self.byte_array = np.array(self.byte_ids[:0xff] + [EDGE], np.int32)
         self.merged_array = np.array(self.merged_ids, np.int32)
         self.pairs = Index()        # of ids; the number of each is its rank + 1
@@ -858,21 +863,25 @@ class Tokenizer(BPETokenizer):
 
     def encode_bytes(self, raw, special=()):
         separator = self.byte_ids[0xff]         # no text has its id
-        try:            # a table in use is not in the list, so another thread makes its own
+        # Threads must not share a table. So a call takes one from the list (or makes one), and puts it back at the end.
+        try:
             pieces, table = self.tables.pop()
         except IndexError:
             pieces = Pieces(self.pattern_name)
             table = Ragged(np.array([separator], self.dtype), [0, 1])       # of the pieces b'' and 0xff
+
         numbers = pieces.read(raw)
         while len(table.size) < len(pieces.all):
-            words, num_words = split_pieces(pieces.all[len(table.size):][:BATCH], self.pattern_name)
+            new = pieces.all[len(table.size):len(table.size) + BATCH]
+            words, num_words = split_pieces(new, self.pattern_name)
             flat, size = self.ids_of_words(words)
             size = np.add.reduceat(size, np.cumsum(num_words) - num_words)          # of each piece
             table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
-        if len(table.flat) < MAX_IDS:
-            self.tables.append((pieces, table))
+
         ids = table.join(numbers)
         ids[ids == separator] = special
+        if len(table.flat) < MAX_IDS:
+            self.tables.append((pieces, table))
         return ids
 
     def ranks_of(self, a, b):
@@ -987,9 +996,13 @@ def essence(part):
     return [essence(item) for item in part] if isinstance(part, list) else part
 
 def read_ours(data):
-    """Returns our tokenizer that would write this tokenizer.json (see essence), or None."""
+    """
+    Returns our tokenizer with the contents of a tokenizer.json, or None if there is none: it would write another file
+    (see essence), because it lacks something that is in this one.
+    """
     model, pre_tokenizer = data['model'], data['pre_tokenizer']
     try:
+        # Write as we do what others write in another way, or leave out.
         special = {token['content']: token['id'] for token in data['added_tokens']}
         vocab = model['vocab'] = special | model['vocab']
         pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges', [])]
@@ -998,6 +1011,7 @@ def read_ours(data):
             pre_tokenizer.setdefault('use_regex', True)         # GPT-2's file leaves it out
         if data.get('post_processor') and data['post_processor']['type'] == 'ByteLevel':
             del data['post_processor']                          # it changes no id
+
         if model['type'] == 'WordLevel':
             tok = CharTokenizer(sorted(vocab, key=vocab.get), special)
         else:
