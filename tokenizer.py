@@ -921,8 +921,8 @@ class Tokenizer(BPETokenizer):
             going[first + 1] = False
             left = np.flatnonzero(going)
             at, rank = at[left], rank[left]
-            first = np.cumsum(going)[first] - 1         # where the new ids are now
-            near = np.append(first - 1, first)
+            first = np.cumsum(going)[first] - 1         # the new ids among the places that are left
+            near = np.append(first - 1, first)          # the pairs that end or begin with them
             rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])
 
         kept = ids != EDGE
