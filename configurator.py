@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import json
 import math
+import multiprocessing
 import operator
 import os
 import re
@@ -113,7 +114,7 @@ def configure(script, *others, quiet=False):
 
     if os.environ.get('RANK', '0') == '0' and not quiet:
         for name, argument in options.source.items():
-            print(f'{name} = {options[name]!r}  ({argument})')
+            print(f'{name} = {options[name]!r}  ({visible(argument)})')
     return options
 
 def read_pair(argument, options):
@@ -227,7 +228,7 @@ def print_help(others):
     script = sys.modules['__main__']
     print(inspect.getdoc(script))
     for space in [script, *others]:
-        print(f'\n# {inspect.getfile(space)}\n{listing(space)}')
+        print(f'\n# {Path(inspect.getfile(space)).name}\n{listing(space)}')
 
 # -----------------------------------------------------------------------------
 # Errors and printed lines
@@ -265,7 +266,7 @@ def launch(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     except UserError as e:
-        line, status = ' '.join(f'{e.kind}: {e}'.split()), e.status
+        line, status = visible(' '.join(f'{e.kind}: {e}'.split())), e.status
     except ModuleNotFoundError as e:
         line, status = f'error: the package {e.name} is missing; run: pip install {e.name}', 2
     except KeyboardInterrupt:
@@ -277,6 +278,17 @@ def launch(main):
     print(line, file=sys.stderr)
     sys.exit(status)
 
+def visible(text):
+    """Returns a text with its control characters as escapes, so that a file's name cannot change the terminal."""
+    return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+def is_starting():
+    """
+    Returns whether this is a worker that Python is starting by spawn (Mac, Windows). It runs a script that lacks
+    `if __name__ == '__main__'` again, whose call of main() must do nothing here.
+    """
+    return getattr(multiprocessing.current_process(), '_inheriting', False)
+
 def count(n, noun):
     """count(1, 'file') -> '1 file', count(2000, 'file') -> '2,000 files'"""
     return f'{n:,} {noun}' + 's' * (n != 1)
@@ -284,7 +296,7 @@ def count(n, noun):
 def command(script, *arguments):
     """Returns a command to paste: command('sample.py', '--out_dir=my run') -> "python sample.py '--out_dir=my run'"."""
     path = os.path.relpath(Path(__file__).with_name(script))
-    return shlex.join(['python', path, *arguments])
+    return visible(shlex.join(['python', path, *arguments]))
 
 # -----------------------------------------------------------------------------
 # Files
@@ -303,11 +315,25 @@ def file_sha256(path):
             digest.update(block)
     return digest.hexdigest()
 
-def write(path, text):
-    """Replaces a file's text atomically, so that readers see either the old text or the new one."""
+def remove(path):
+    """Removes a file, a folder, or a link (but not what it names), if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+def partial_path(path):
+    """Returns the path under which a file or folder is written before it is renamed."""
     unfinished = path.with_name(f'.{path.name}.partial')
-    unfinished.unlink(missing_ok=True)          # a leftover, or a link to another file
-    unfinished.write_text(text, encoding='utf-8', errors='backslashreplace')        # a path may not be UTF-8
+    remove(unfinished)          # left by a process that was killed, or a link to elsewhere
+    return unfinished
+
+def write(path, content):
+    """Replaces a file's text or bytes atomically, so that readers see either the old content or the new one."""
+    unfinished = partial_path(path)
+    if isinstance(content, str):
+        content = content.encode(errors='backslashreplace')         # a path may not be UTF-8
+    unfinished.write_bytes(content)
     unfinished.replace(path)
 
 def sync(path):
@@ -340,15 +366,16 @@ def lock(path, wait=True):
 @contextmanager
 def new_folder(folder):
     """Yields a temporary folder. It is renamed to `folder` once its files are on disk, or removed on error."""
-    unfinished = folder.with_name(f'.{folder.name}.partial')
-    shutil.rmtree(unfinished, ignore_errors=True)           # left by a process that was killed
+    unfinished = partial_path(folder)
     try:
         unfinished.mkdir(parents=True)
         yield unfinished
         for path in unfinished.iterdir():
             sync(path)
         sync(unfinished)
+        if folder.is_symlink():
+            remove(folder)
         os.rename(unfinished, folder)
         sync(folder.parent)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove(unfinished)
