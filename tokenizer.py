@@ -15,12 +15,13 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 from bisect import insort
 from collections import Counter, defaultdict, deque
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice, product
@@ -315,17 +316,22 @@ def find_cut(raw, limit, special):
 def read_blocks(file, path, special_tokens):
     """Yields the content of a binary file in blocks. Raises UserError if it is not text in UTF-8."""
     offset = 0
-    for block in blocks(iter(lambda: file.read(BLOCK), b''), BLOCK, special_tokens):
-        bad = block.find(b'\0')         # as in binary files and in UTF-16
+    for block in blocks(read_chunks(file, path), BLOCK, special_tokens):
         try:
             block.decode()
         except UnicodeDecodeError as e:
-            bad = e.start
-        if bad >= 0:
-            raise UserError(f'{path} is not text in UTF-8 (see byte {offset + bad:,}); convert it, for example with '
-                            f"iconv -f cp1252 -t utf-8 '{path}' > new.txt (from UTF-16: -f utf-16)")
+            raise UserError(f'{path} is not text in UTF-8 (see byte {offset + e.start:,}); convert it, for example '
+                            f'with iconv -f cp1252 -t utf-8 {shlex.quote(str(path))} > new.txt')
         offset += len(block)
         yield block
+
+def read_chunks(file, path):
+    """Yields the content of a binary file as it is read. Raises UserError for a zero byte, which no text has."""
+    for chunk in iter(lambda: file.read(BLOCK), b''):
+        if b'\0' in chunk:
+            raise UserError(f'{path} is not text in UTF-8, because it has a zero byte; leave it out, or if it is in '
+                            f'UTF-16, convert it first')
+        yield chunk
 
 # A fork shares what is already imported. A new Python starts where fork is missing (Windows) or unsafe (macOS).
 START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
@@ -352,6 +358,8 @@ def parallel_map(function, items, workers):
         for process in multiprocessing.active_children():       # otherwise the pool would wait forever for them
             process.kill()
         raise UserError(f'cannot use {workers} workers ({e}); use --workers=1, or run ulimit -n 4096 first')
+    except BrokenExecutor:
+        raise UserError(f'one of {workers} workers was killed, perhaps because memory ran out; use --workers=1')
 
 def set_work(function):
     """Runs once in each new process, so that the function (which may hold a tokenizer) is sent once, not per item."""
@@ -968,7 +976,8 @@ def find_ends(folder, *known):
             data = read_json(folder / name)
             found = data.get('eos_token_id', data.get('eot'))
             ends += found if isinstance(found, list) else [found]
-    return [id for id in dict.fromkeys(ends) if isinstance(id, int) and id >= 0]         # some files have -1 for none
+    ends = [id for id in ends if type(id) is int and id >= 0]           # some files have -1 for none
+    return [*dict.fromkeys(ends)]
 
 def load_tokenizer(path):
     """Loads our own tokenizer.json, or one from Hugging Face with its ids. Also takes its folder. Raises UserError."""
@@ -1038,6 +1047,8 @@ class ForeignTokenizer(BaseTokenizer):
         self.theirs.no_padding()
         added = {token.content: id for id, token in self.theirs.get_added_tokens_decoder().items()}
         ids = self.theirs.get_vocab()
+        if max(ids.values()) >= 1 << 24:
+            raise ValueError(f'it has the id {max(ids.values()):,}')
         vocab = dict.fromkeys(range(max(ids.values()) + 1), b'')
         for token, id in ids.items():
             if '▁' in ids:
