@@ -36,8 +36,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder,
-                          read_json)
+from configurator import (UserError, configure, count, file_sha256, is_starting, launch, lock, new_folder,
+                          read_json, visible)
 from tokenizer import (BLOCK, BYTES, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, check_vocab_size, default_workers, load_tokenizer, merge_words, parallel_map,
                        read_blocks, special_pattern)
@@ -47,7 +47,7 @@ dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such 
 val_dataset = ''            # (path) file, folder or pattern with the validation text ('': part of dataset)
 tokenizer = 'bpe'           # (path) bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, but
                             # for the separator, are ordinary text in documents, but single ids in sample.py's prompt
-vocab_size = 4096           # vocabulary size for bpe and word, including bytes and special tokens, 257 or more
+vocab_size = 4096           # (>= 1) vocabulary size for bpe and word, including bytes and special tokens: at least 257
 pattern = 'gpt2'            # (gpt2 or gpt4) how bpe and word split text into words
 val_fraction = 0.0          # (>= 0, < 1) share held out if no files are for validation (0: the data set's own, or 0.1)
 separator = END_OF_TEXT     # text between documents: <|endoftext|> (\n: one per line; '': one per file)
@@ -93,6 +93,8 @@ DOWNLOADS = Path('data/downloads')
 def find_splits(dataset):
     """Returns the files of a data set: {'train': [...], 'val': [...], 'test': [...]}. Raises UserError."""
     splits = dict(train=[], val=[], test=[])
+    if dataset in DATASETS and os.path.exists(dataset):
+        print(f'{dataset} is the data set; for the file or folder with this name, use --dataset=./{dataset}')
     if dataset == 'python':
         splits['train'] = standard_library()
     elif dataset in DATASETS:
@@ -125,20 +127,36 @@ def find_files(path):
         wanted = path[len(root):]
     if wanted.endswith('**'):           # Before Python 3.13, this would match only folders
         wanted += '/*'
+    check_folder(Path(root))
     files = {}
     with suppress(ValueError):          # '' and '**.txt' are not patterns
         for file in sorted(Path(root).glob(wanted)):
             name = file.relative_to(root).as_posix()
-            if not file.is_dir() and not SKIPPED.search(name):
+            if file.is_dir():
+                check_folder(file)
+            elif not SKIPPED.search(name):
                 files[name] = file
+    for file in files.values():
+        if not file.is_file():
+            raise UserError(f'{file} is not a file, but a pipe, a socket or a link to nothing; remove it, or leave it '
+                            f'out with {A_PATTERN}')
     if not files:
         raise UserError(f'no text at {path!r}; use another path, or {", ".join(DATASETS)} (a comment in the config.py '
-                        f'of a run names its text)')
+                        f'of a run names its text; its paths begin in the folder where the run was started, not in '
+                        f'{os.getcwd()})')
     kinds = {has_rows(file): name for name, file in files.items()}
     if len(kinds) > 1:          # One of the two was not meant
         raise UserError(f'{path!r} has rows ({kinds[True]}) and other files ({kinds[False]}); choose one kind with '
                         f'{A_PATTERN}, or read all as text with --text_field=')
     return files
+
+def check_folder(folder):
+    """Raises UserError if a folder cannot be read, or has the files of the hub's cache, which are there twice."""
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        raise UserError(f'{folder} cannot be read; change its permissions, or leave it out with {A_PATTERN}')
+    snapshots = sorted(folder.glob('snapshots/*'))
+    if snapshots and (folder / 'blobs').is_dir():
+        raise UserError(f'{folder} is a cache of the Hugging Face hub; use --dataset={snapshots[-1]}')
 
 SPLITS = dict(train='train', val='val', valid='val', validation='val', dev='val', test='test')
 
@@ -227,12 +245,13 @@ def read_rows(path):
     with opened(path) as file:
         try:
             for n, row in enumerate(ROWS[suffix_of(path)](file), 1):
-                text = row[text_field]
-                yield b'\xff' if text is None else text.encode() + b'\xff'
-        except (LookupError, TypeError, AttributeError, UnicodeEncodeError):
-            fields = ', '.join(row) if isinstance(row, dict) else 'none'
-            raise UserError(f'row {n} of {path} has no text in {text_field!r} (fields: {fields}); use another '
-                            f'--text_field, correct the file')
+                fields = row if isinstance(row, dict) else {}
+                text = fields.get(text_field, row)
+                try:
+                    yield b'\xff' if text is None else text.encode() + b'\xff'
+                except (AttributeError, UnicodeEncodeError):
+                    raise UserError(f'row {n} of {path} has no text in {text_field!r}, but {text!r:.60} (fields: '
+                                    f'{", ".join(fields)}); use another --text_field, correct the file')
         except (ValueError, csv.Error) as e:
             # the row after the last one that could be read
             raise UserError(f'cannot read row {n + 1} of {path} ({type(e).__name__}: {e}); correct it (as UTF-8)')
@@ -371,7 +390,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     Returns a data set's folder, or dataset itself if it is one. One process makes a missing folder, others wait. The
     other options of this file hold for every data set.
     """
-    if os.path.exists(f'{dataset}/train_000.bin') or os.path.exists(f'{dataset}/train.bin'):
+    if is_prepared(dataset):
         return Path(dataset)
     check_options(tokenizer, vocab_size)
     settings = dict(format=FORMAT, tokenizer=tokenizer if tokenizer in TOKENIZERS else file_sha256(tokenizer),
@@ -386,6 +405,9 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
             if not folder.exists():         # Another process may have made it meanwhile
                 make_folder(folder, dataset, tokenizer, settings)
     return folder
+
+def is_prepared(dataset):
+    return os.path.exists(f'{dataset}/train_000.bin') or os.path.exists(f'{dataset}/train.bin')
 
 def separator_of(dataset):
     r"""Returns the text between documents. \n and \t are escapes, because line breaks are hard to type."""
@@ -410,18 +432,25 @@ def short_hash(text):
     """Returns eight hex digits that identify a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
+def without(files, others):
+    """Returns the files that are not among others, also not by another name (a link)."""
+    inodes = {(status.st_dev, status.st_ino) for status in map(os.stat, others)}
+    return [file for file in files if (os.stat(file).st_dev, os.stat(file).st_ino) not in inodes]
+
 def make_folder(folder, dataset, tokenizer, settings):
     """Makes a data folder and prints a summary. Raises UserError."""
     files = find_splits(dataset)
-    train, val, left_out = files['train'], files['val'], files['test']
-    if val_dataset:
-        left_out += val
-        val = [*find_files(val_dataset).values()]
-        held_out = {*map(os.path.realpath, val)}
-        train = [file for file in train if os.path.realpath(file) not in held_out]
-    parts = {'training': train, 'validation': val, 'left out': left_out}
-    found = [f'{name}: {count(len(paths), "file")}, first {paths[0]}' for name, paths in parts.items() if paths]
-    print(f'preparing {dataset} -> {folder}', *found, sep='\n')
+    val = [*find_files(val_dataset).values()] if val_dataset else files['val']
+    if val and val_fraction:
+        raise UserError(f'val_fraction = {val_fraction}, but the files for validation are given (first '
+                        f'{val[0]}); leave it out, or rename these files')
+    train = without(files['train'], val + files['test'])
+    left_out = without(sum(files.values(), []), train + val)
+    print(f'preparing {visible(dataset)} -> {folder}')
+    for what, paths in {'training': train, 'validation': val, 'left out, for validation or testing': left_out}.items():
+        if paths:
+            size = sum(path.stat().st_size for path in paths)
+            print(f'{what}: {count(len(paths), "file")}, {size:,} bytes, first {visible(paths[0])}')
     read = partial(split_texts, train, val, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, settings['vocab_size'], join_parts(read('learning tokens')))
     source = DATASETS.get(dataset, {}).get('source', dataset)
@@ -474,7 +503,7 @@ def read_meta(folder):
             size = (folder / shard['name']).stat().st_size
             if size != shard['tokens'] * np.dtype(meta['dtype']).itemsize:
                 raise ValueError(f'{shard["name"]} has {size:,} bytes, but {shard["tokens"]:,} tokens')
-    except (OSError, ValueError, LookupError) as e:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         raise UserError(f'cannot train on {folder} ({e}); copy it again, or if prepare.py made it, remove it')
     return meta
 
@@ -511,7 +540,8 @@ class Shards:
     def __init__(self, folder, split, meta, tok=None):
         self.tok = tok
         shards = meta[split]['shards']
-        self.files = [open(folder / shard['name'], 'rb', buffering=0) for shard in shards]
+        self.paths = [folder / shard['name'] for shard in shards]
+        self.open = lru_cache(maxsize=16)(partial(open, mode='rb', buffering=0))            # few may be open at once
         self.shard_starts = [0, *accumulate(shard['tokens'] for shard in shards)]
         self.dtype = np.dtype(meta['dtype'])
         self.vocab_size = meta['vocab_size']
@@ -532,7 +562,7 @@ class Shards:
     def read(self, start, length):
         """Returns tokens[start : start + length], across shards."""
         i = bisect_right(self.shard_starts, start) - 1
-        file, width = self.files[i], self.dtype.itemsize
+        file, width = self.open(self.paths[i]), self.dtype.itemsize
         here = min(length, self.shard_starts[i + 1] - start)            # The rest is in the next shard
         file.seek((start - self.shard_starts[i]) * width)
         tokens = np.frombuffer(file.read(here * width), self.dtype)
@@ -553,7 +583,7 @@ class Shards:
         import torch        # not needed to prepare data
         ids = np.array([self.read(start, T + 1) for start in starts], np.int64)
         if ids.max() >= self.vocab_size:
-            raise UserError(f'{self.files[0].name} or a later shard has the id {ids.max()}, but all ids should be '
+            raise UserError(f'{self.paths[0]} or a later shard has the id {ids.max()}, but all ids should be '
                             f'below {self.vocab_size:,}; copy or prepare the folder again')
         batch = torch.from_numpy(np.stack([ids[:, :-1], ids[:, 1:]]))
         if 'cuda' in device:
@@ -573,6 +603,8 @@ def epoch_order(seed, epoch, n, T):
 # -----------------------------------------------------------------------------
 
 def main():
+    if is_starting():
+        return
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
     read_meta(folder)
     print(f'ready: {folder}')
