@@ -22,8 +22,8 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 import prepare
-from configurator import (Diverged, Output, UserError, as_file, command, configure, launch, lock,
-                          read_json, write)
+from configurator import (Diverged, Output, UserError, as_file, command, configure, is_starting, launch, lock,
+                          partial_path, read_json, remove, visible, write)
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, Replayed, checkpoints, choose_compile, choose_device, choose_dtype,
                    device_name, find_folder, keep_from, load_model, newest_intact, peak_flops, remove_checkpoint,
                    save_checkpoint, set_up)
@@ -49,7 +49,7 @@ from tokenizer import find_ends, load_tokenizer
 # data
 dataset = 'python'      # (path) a name or path that prepare.py takes, or a data folder
 tokenizer = 'bpe'       # (path) bpe, char, byte, word, gpt2, or the path of a tokenizer.json
-vocab_size = 4096       # for bpe and word
+vocab_size = 4096       # (>= 1) for bpe and word
 # the run
 out_dir = ''            # (path) folder of the run ('': out/<dataset>, or if that is taken, out/<dataset>-2, ...)
 init_from = 'scratch'   # (path) scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start
@@ -381,6 +381,8 @@ def check_options():
     if RANK >= WORLD_SIZE or (WORLD_SIZE > 1 and 'MASTER_ADDR' not in os.environ):
         raise UserError('RANK and WORLD_SIZE in the environment are not from torchrun; use torchrun, or unset both')
     model_config()          # checks its fields
+    if not prepare.is_prepared(dataset):
+        prepare.check_options(tokenizer, vocab_size)
 
 def model_config(options=config, **others):
     """Returns the GPTConfig that options describe. Raises UserError."""
@@ -404,8 +406,19 @@ def choose_folder():
     return folder, hold(folder)
 
 def hold(folder):
-    """Returns a context in which no other process trains in this folder. Raises UserError if one does."""
-    return nullcontext() if RANK or eval_only else lock(folder / '.lock', wait=False)
+    """
+    Returns a context in which no other process trains in this folder, which disappears again if nothing is written
+    there. Raises UserError if another process trains there.
+    """
+    held = ExitStack()
+    if not (RANK or eval_only):
+        held.enter_context(lock(folder / '.lock', wait=False))
+        held.callback(remove_if_unused, folder)
+    return held
+
+def remove_if_unused(folder):
+    if [path.name for path in folder.iterdir()] == ['.lock']:
+        remove(folder)
 
 def open_data(base):
     """
@@ -437,9 +450,12 @@ def make_model(folder, meta):
     for name, found in vars(model.config).items():
         asked = getattr(wanted, name)
         fits = asked <= found if name == 'block_size' else asked == found
-        if name in config.source and name != 'vocab_size' and not fits:
+        if fits:
+            continue
+        if name in config.source and name != 'vocab_size':
             raise UserError(f'{folder} has {name} = {found}, but {config.source[name]} asks for {asked}; leave that '
                             f'out, use --{name}={found}, or start a new model with --init_from=scratch')
+        config[name] = found            # for config.py
     if meta['vocab_size'] > model.config.vocab_size:
         raise UserError(f'the data have {meta["vocab_size"]:,} ids, but {folder} only {model.config.vocab_size:,}; use '
                         f'the text itself as --dataset, or --init_from=scratch')
@@ -459,7 +475,7 @@ class State:
     data: str = ''              # hash of the data
     wandb_id: str = ''
     t: int = 0                  # steps of the optimizer, only in the file
-    scaler: dict = None         # state of the loss scaler, only in the file
+    scaler: dict = field(default_factory=dict)          # state of the loss scaler, only in the file
 
 class Run:
     """
@@ -475,7 +491,7 @@ class Run:
         torch.manual_seed(seed)
         self.model = make_model(self.origin, self.meta).to(device).train()
         self.model.compute_dtype = getattr(torch, self.dtype)
-        self.T = min(config['block_size'], self.model.config.block_size)        # tokens in a sequence
+        self.T = config['block_size']       # tokens in a sequence
         flops = max_iters * batch_size * self.T * self.model.flops_per_token(self.T)
         self.compile = choose_compile(compile, device, flops)
         self.ends = find_ends(self.origin or self.data_folder, self.meta['eot'])        # ids that end a text
@@ -490,15 +506,20 @@ class Run:
 
 def restore(folder, opt, scaler):
     """Fills the optimizer (whose p make_model has read) and the scaler. Returns the State. Raises UserError."""
-    state = State(**read_json(folder / 'training.json'))
-    found = load_file(folder / 'training.tensors')
-    odd = sorted(found.keys() ^ opt.tensors.keys())         # in one of them only
-    if odd:
-        raise UserError(f'{folder} was trained with another --optimizer or other tensors ({", ".join(odd[:3])}); '
-                        f'repeat that, or start a new run with --init_from={folder}')
-    with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
-        for name, tensor in found.items():
-            opt.tensors[name].copy_(tensor)
+    state = State()
+    try:
+        for name, value in read_json(folder / 'training.json').items():
+            setattr(state, name, type(getattr(state, name))(value))
+        found = load_file(folder / 'training.tensors')
+        odd = sorted(found.keys() ^ opt.tensors.keys())         # in one of them only
+        if odd:
+            raise ValueError(f'another --optimizer or other tensors: {", ".join(odd[:3])}')
+        with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
+            for name, tensor in opt.tensors.items():
+                tensor.copy_(found[name].view_as(tensor))
+    except (SafetensorError, AttributeError, TypeError, ValueError, RuntimeError) as e:
+        raise UserError(f'{folder} cannot be resumed ({e}); use the options of that run, or start a new one with '
+                        f'--init_from={folder}')
     opt.t = state.t
     if state.scaler:            # not empty, so float16
         scaler.load_state_dict(state.scaler)
@@ -510,7 +531,18 @@ def connect(device, shared={}):
         return
     # Signals and times go through gloo, so that they do not wait for a GPU.
     backend = 'cpu:gloo,cuda:nccl' if 'cuda' in device else 'gloo'
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    # After a restart, torchrun goes on with its store, where processes would find the addresses of dead ones (pytorch
+    # issue 135712), so each start uses other names in it. Several nodes cannot, because each counts its own restarts.
+    restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')
+    prefix = restarts if os.environ.get('GROUP_WORLD_SIZE') == '1' else ''
+    wait = timedelta(seconds=timeout)
+    try:
+        store, _, _ = next(dist.rendezvous('env://', timeout=wait))
+        dist.init_process_group(backend, store=dist.PrefixStore(prefix, store), rank=RANK, world_size=WORLD_SIZE,
+                                timeout=wait)
+    except dist.DistError as e:
+        raise UserError(f'the {WORLD_SIZE} processes did not find each other in {timeout} s ({e}); start all of them, '
+                        f'with torchrun')
     # gloo's threads need Python to free the last message, and abort if Python has shut down.
     atexit.register(time.sleep, 0.1)
     everyones = [None] * WORLD_SIZE
@@ -532,7 +564,7 @@ def start(folder, device):
     if WORLD_SIZE > 1:          # Different kinds of CPU draw different numbers from one seed
         for tensor in (run.opt.p, *run.opt.tensors.values()):
             dist.broadcast(tensor, 0)
-    print(f'data    | {run.meta["source"]}, hash {state.data}, in {run.data_folder}')
+    print(f'data    | {visible(run.meta["source"])}, hash {state.data}, in {run.data_folder}')
     print(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}, {run.dtype}, compile {run.compile}')
     print(f'model   | {run.model.num_params():,} parameters, from {run.origin or "scratch"}')
     return run
@@ -601,11 +633,16 @@ def check_finite(run, loss=0.0):
 
 def start_files(run):
     """Writes config.py, starts wandb, and removes log entries and checkpoints after this step."""
-    options = dict(config, dataset=run.data_folder.as_posix(), init_from='resume')
+    options = dict(config, dataset=run.data_folder.as_posix(), init_from='resume',
+                   tokenizer=run.meta.get('tokenizer', tokenizer))
     del options['out_dir']
     head = 'from pathlib import Path\nout_dir = Path(__file__).parent.as_posix()\n'         # the folder may be renamed
     head += f'# dataset was made from {run.meta["source"]!r}\n'
-    write(run.folder / 'config.py', head + as_file(options))
+    path = run.folder / 'config.py'
+    with suppress(FileNotFoundError):
+        before = path.read_text('utf-8', errors='replace').splitlines()
+        print('changed |', ', '.join(line for line in as_file(options).splitlines() if line not in before))
+    write(path, head + as_file(options))
     for later in checkpoints(run.folder):
         if int(later.name[5:]) > run.state.step:        # newest_intact skipped it
             remove_checkpoint(later)
@@ -618,7 +655,7 @@ def start_files(run):
                                    id=run.state.wandb_id or None, resume='allow')
             run.wandb.define_metric('*', step_metric='step')        # wandb's own step cannot go back
             run.state.wandb_id = run.wandb.id
-    print(f'writing | {run.folder}; stop with Ctrl-C; resume with:', command('train.py', f'{run.folder}/config.py'))
+    print(f'writing | {visible(run.folder)}; stop with Ctrl-C; resume with:', command('train.py', f'{run.folder}/config.py'))
 
 @contextmanager
 def optional(what):
@@ -643,10 +680,11 @@ def log(run, numbers):
 def read_log(folder):
     """Returns the entries of a run's log, without broken lines, such as one cut short by a full disk."""
     entries = []
-    with suppress(FileNotFoundError), open(folder / 'log.jsonl') as lines:
+    with suppress(FileNotFoundError), open(folder / 'log.jsonl', 'rb') as lines:
         for line in lines:
-            with suppress(ValueError):
-                entries.append(json.loads(line))
+            with suppress(ValueError, TypeError, KeyError):
+                entry = json.loads(line)
+                entries.append(dict(entry, step=int(entry['step'])))
     return entries
 
 def points(entries, name):
@@ -666,11 +704,22 @@ def draw_curves(folder):
     rows = [['loss', name] for name in ('lr', 'grad_norm', 'tokens_per_second')]
     axes = figure.subplot_mosaic(rows, width_ratios=[3, 1])
     for name, axis in axes.items():
-        axis.plot(*zip(*points(entries, name)), label='training, mean of the steps before')
+        found = points(entries, name)
+        if name == 'tokens_per_second':
+            found = found[1:]           # the first step is slow
+        axis.plot(*zip(*found), label='training, mean of the steps before')
         axis.set(title=name, xlabel='step')
-    axes['loss'].plot(*zip(*points(entries, 'val_loss')), 'o--', label='validation')
+    losses, val_losses = points(entries, 'loss'), points(entries, 'val_loss')
+    later = losses[len(losses) // 10:] + val_losses         # without the first tenth, which falls steeply
+    axes['loss'].plot(*zip(*val_losses), 'o--', label='validation')
+    axes['loss'].set_ylim(top=1.02 * max(loss for _, loss in later))
     axes['loss'].legend()
-    figure.savefig(folder / 'curves.png', dpi=110)
+    save_figure(figure, folder / 'curves.png')
+
+def save_figure(figure, path):
+    unfinished = partial_path(path)
+    figure.savefig(unfinished, format='png', dpi=110)
+    unfinished.replace(path)
 
 def model_card(run, found):
     """Returns the README.md of a checkpoint, its page on the hub. found: its evaluation or None"""
@@ -683,7 +732,7 @@ license: other     # fill this in, and add base_model if there is one
 
 A language model with {run.model.num_params():,} parameters, trained by plaingpt on {run.state.tokens:,} tokens of
 {Path(prepare.WILDCARDS.sub("", run.meta["source"])).name} in {run.state.step:,} steps.
-Evaluation: {evaluation}.
+Evaluation during training: {evaluation}.
 """
 
 def save(run, found, last):
@@ -845,7 +894,9 @@ def finish(run):
         print('sample from the best checkpoint:', command('sample.py', f'--out_dir={best.as_posix()}'))
 
 def main(arguments=None):
-    """Trains. arguments: those of a command line, such as ['--max_iters=100'], in a notebook."""
+    """Trains. arguments: those of a command line, such as ['--max_iters=100'], in a notebook or another script."""
+    if is_starting():
+        return
     if arguments is not None:
         config.begin(arguments)
     check_options()
