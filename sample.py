@@ -21,14 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from configurator import UserError, configure, launch
-from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, choose_compile, choose_device, choose_dtype, family,
-                   find_folder, load_model, set_up, upcast, weights_on_disk)
+from configurator import UserError, configure, launch, partial_path
+from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, checkpoints, choose_compile, choose_device,
+                   choose_dtype, family, find_folder, load_model, set_up, upcast, weights_on_disk)
 from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 out_dir = ''            # (path) run, checkpoint, Llama, Qwen3, GPT-2: a folder or owner/model ('': newest run in out/)
-start = ''              # the prompt, or FILE:path ('': a new document, or a line if the model knows no end)
+start = ''              # the prompt as it is (\n is two characters), or FILE:path ('': a new document, or a new line)
 num_samples = 4         # (>= 1) number of texts, generated as one batch
 max_new_tokens = 256    # (>= 1) tokens per text (fewer if a text ends)
 temperature = 0.8       # (>= 0) below 1 favors likely tokens; 0 always takes the likeliest
@@ -222,8 +222,9 @@ def write_gguf(path, model, tok, ends, dtype):
     c, kind = model.config, family(model.config)
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
         raise UserError('only a Llama, Qwen3 or GPT-2 with our BPE can be written; use convert_hf_to_gguf.py instead')
-    unfinished = Path(f'{path}.partial')
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = partial_path(path)
     w = gguf.GGUFWriter(unfinished, kind)
     for key, field in GGUF_KEYS.items():
         getattr(w, f'add_{key}')(getattr(c, field))
@@ -269,7 +270,7 @@ def add_tokens(w, tok, ends, size, types):
 
 def find_checkpoint(path):
     """Does what find_folder does, but '' means the newest checkpoint of the newest run in out/."""
-    saved = [*Path('out').glob('*/step_*')]
+    saved = [folder for run in Path('out').glob('*') for folder in checkpoints(run)]
     if not (path or saved):
         raise UserError('no run in out/ has a checkpoint yet; run `python train.py`, which takes about 2 minutes')
     return find_folder(path or max(saved, key=os.path.getmtime).parent)
