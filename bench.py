@@ -150,7 +150,7 @@ def bench_train():
     seconds = measure(make_step(c, device, dtype, compiled), device)
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
-    print(f'run     | {total:.2g} tokens take about {timedelta(seconds=round(total / rate))}')
+    print(f'run     | {total:,} tokens take about {timedelta(seconds=round(total / rate))}')
     if 'cuda' in device:
         print(f'memory  | {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB at most')
     achieved = flops * rate / train.WORLD_SIZE
@@ -316,11 +316,15 @@ def bench_resources():
     D = tokens or tokens_of(train.config)
     spent = build(c, 'meta').flops_per_token() * D
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
-    print(f'time          | {days:,.4g} days for {D:,.4g} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
+    print(f'time          | {days:,.4g} days for {D:,.0f} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
           f'TFLOP/s at {mfu:.0%}')
     budget = flop_budget or spent
     N = (budget / 120) ** 0.5                               # 6 N D FLOPs, where D = 20 N (arXiv:2203.15556)
-    print(f'Chinchilla    | {budget:.3g} FLOPs are best spent on {N:.3g} parameters and {20 * N:.3g} tokens')
+    print(f'Chinchilla    | {budget:.3g} FLOPs are best spent on {rounded(N)} parameters and {rounded(20 * N)} tokens')
+
+def rounded(x):
+    """rounded(123456789) -> '123,000,000'"""
+    return f'{float(f"{x:.3g}"):,.0f}'
 
 def tokens_of(options):
     return options['max_iters'] * options['batch_size'] * options['block_size']
@@ -534,7 +538,7 @@ def save_picture(found, kind):
         axis.legend()
     path = Path(train.out_dir or 'out', 'curves.png')
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    train.save_figure(figure, path)
     print(f'picture | {path}')
 
 def print_law(found):
