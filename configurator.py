@@ -284,8 +284,8 @@ def visible(text):
 
 def is_starting():
     """
-    Returns whether this is a worker that Python is starting by spawn (Mac, Windows). It runs a script that lacks
-    `if __name__ == '__main__'` again, whose call of main() must do nothing here.
+    Returns whether this is a worker that Python is starting by spawn (Mac, Windows). If the launched script lacks
+    `if __name__ == '__main__'`, the worker runs it again, and main() must do nothing there.
     """
     return getattr(multiprocessing.current_process(), '_inheriting', False)
 

@@ -614,7 +614,7 @@ FAMILIES = dict(
 )
 
 def family(config):
-    """Returns the model_type whose config.json, when read again, gives this config, or 'gpt_ablation'."""
+    """Returns the model_type whose config.json gives this config when it is read again, or 'gpt_ablation'."""
     for kind, known in FAMILIES.items():
         ours = {name: getattr(config, name) for name in (*known.keys.values(), *UNSAVED_FIELDS)}
         with suppress(UserError):       # for example, rope with an odd head_dim

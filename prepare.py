@@ -21,7 +21,6 @@ import csv
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -38,7 +37,7 @@ from tqdm import tqdm
 
 from configurator import (UserError, configure, count, file_sha256, is_starting, launch, lock, new_folder,
                           read_json, visible)
-from tokenizer import (BLOCK, BYTES, END_OF_TEXT, PATTERNS, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
+from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
                        add_counts, check_vocab_size, default_workers, load_tokenizer, merge_words, parallel_map,
                        read_blocks, special_pattern)
 

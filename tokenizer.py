@@ -326,7 +326,7 @@ def read_blocks(file, path, special_tokens):
         yield block
 
 def read_chunks(file, path):
-    """Yields the content of a binary file as it is read. Raises UserError for a zero byte, which no text has."""
+    """Yields the content of a binary file as it is read. Raises UserError for a zero byte, because text has none."""
     for chunk in iter(lambda: file.read(BLOCK), b''):
         if b'\0' in chunk:
             raise UserError(f'{path} is not text in UTF-8, because it has a zero byte; leave it out, or if it is in '

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -655,7 +655,8 @@ def start_files(run):
                                    id=run.state.wandb_id or None, resume='allow')
             run.wandb.define_metric('*', step_metric='step')        # wandb's own step cannot go back
             run.state.wandb_id = run.wandb.id
-    print(f'writing | {visible(run.folder)}; stop with Ctrl-C; resume with:', command('train.py', f'{run.folder}/config.py'))
+    resume = command('train.py', f'{run.folder}/config.py')
+    print(f'writing | {visible(run.folder)}; stop with Ctrl-C; resume with: {resume}')
 
 @contextmanager
 def optional(what):
