@@ -410,9 +410,10 @@ def class_tables():
 EXAMPLES = "slx 7!\t\n'\u3000"      # of every class but SEPARATOR
 BETWEEN, BEFORE = 1, 2              # where to cut: between two neighbors, before the first of them
 
-# A new pattern needs a row in PATTERNS and a name for GGUF in add_tokens of sample.py. The functions here rely on this:
-# runs of a class are a unit (cut_table), letters in a row, with or without a space before them, are one word
-# (split_pieces), and words end at SAFE_CUT. The tests try every pattern.
+# A new pattern needs a row in PATTERNS, its name in the comment of the option in prepare.py, and one for GGUF in
+# add_tokens of sample.py. The functions here rely on this: runs of a class are a unit (cut_table), letters in a row,
+# with or without a space before them, are one word (split_pieces), and words end at SAFE_CUT. The tests try every
+# pattern.
 
 @cache
 def cut_table(pattern):
