@@ -46,13 +46,13 @@ dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such 
 val_dataset = ''            # (path) file, folder or pattern with the validation text ('': part of dataset)
 tokenizer = 'bpe'           # (path) bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, but
                             # for the separator, are ordinary text in documents, but single ids in sample.py's prompt
-vocab_size = 4096           # (>= 1) vocabulary size for bpe and word, including bytes and special tokens: at least 257
+vocab_size = 4096           # (>= 1, < 1e9) of bpe and word, including bytes and special tokens: at least 257
 pattern = 'gpt2'            # (gpt2 or gpt4) how bpe and word split text into words
 val_fraction = 0.0          # (>= 0, < 1) share held out if no files are for validation (0: the data set's own, or 0.1)
 separator = END_OF_TEXT     # text between documents: <|endoftext|> (\n: one per line; '': one per file)
 text_field = 'text'         # column with the text in files of rows ('': read these files as text, too)
-shard_tokens = 100_000_000  # (>= 1) tokens per .bin file
-workers = 0                 # (>= 0) number of processes (0: one per core)
+shard_tokens = 100_000_000  # (>= 1, < 1e15) tokens per .bin file
+workers = 0                 # (>= 0, < 1e5) number of processes (0: one per core)
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
@@ -118,23 +118,15 @@ WILDCARDS = re.compile(r'[^/\\]*[*?[].*')       # the part of a pattern from its
 
 def find_files(path):
     """Returns {path below root: file} for a file, a folder, or a pattern such as 'code/**/*.py'. Raises UserError."""
-    if os.path.isfile(path):
-        return {'': Path(path)}         # Its name does not say a split
-    root, wanted = path, '**/*'
-    if not os.path.isdir(path):
-        root = WILDCARDS.sub('', path)
-        wanted = path[len(root):]
-    if wanted.endswith('**'):           # Before Python 3.13, this would match only folders
-        wanted += '/*'
-    check_folder(Path(root))
     files = {}
-    with suppress(ValueError):          # '' and '**.txt' are not patterns
-        for file in sorted(Path(root).glob(wanted)):
-            name = file.relative_to(root).as_posix()
-            if file.is_dir():
-                check_folder(file)
-            elif not SKIPPED.search(name):
-                files[name] = file
+    if os.path.isdir(path):
+        files = match(Path(path), '**/*')
+    elif os.path.lexists(path):
+        files[''] = Path(path)          # Its name does not say a split
+    else:
+        root = WILDCARDS.sub('', path)
+        with suppress(ValueError):          # '' and '**.txt' are not patterns
+            files = match(Path(root), path[len(root):])
     for file in files.values():
         if not file.is_file():
             raise UserError(f'{file} is not a file, but a pipe, a socket or a link to nothing; remove it, or leave it '
@@ -148,6 +140,15 @@ def find_files(path):
         raise UserError(f'{path!r} has rows ({kinds[True]}) and other files ({kinds[False]}); choose one kind with '
                         f'{A_PATTERN}, or read all as text with --text_field=')
     return files
+
+def match(root, pattern):
+    """Returns the files that match a pattern, {path below root: file}. Raises UserError and ValueError."""
+    if pattern.endswith('**'):          # Before Python 3.13, this would match only folders
+        pattern += '/*'
+    for folder in root.glob('**/') if '**' in pattern else [root]:
+        check_folder(folder)
+    names = {file.relative_to(root).as_posix(): file for file in sorted(root.glob(pattern)) if not file.is_dir()}
+    return {name: file for name, file in names.items() if not SKIPPED.search(name)}
 
 def check_folder(folder):
     """Raises UserError if a folder cannot be read, or has the files of the hub's cache, which are there twice."""
@@ -479,7 +480,8 @@ def write_shards(folder, tok, batches):
     for split in 'train', 'val':
         tokens, shards = meta[split]['tokens'], []
         if not tokens:
-            raise UserError(f'the {split} split is empty; use more text, rename files (see --help), or --val_fraction')
+            raise UserError(f'the {split} split is empty; use more text, another --val_dataset or --val_fraction, or '
+                            f'rename files (see --help)')
         for i, start in enumerate(range(0, tokens, shard_tokens)):
             path = folder / f'{split}_{i:03d}.bin'
             shards.append(dict(name=path.name, tokens=min(tokens - start, shard_tokens), sha256=file_sha256(path)))
