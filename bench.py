@@ -50,20 +50,20 @@ from tokenizer import PATTERNS, Tokenizer
 # -----------------------------------------------------------------------------
 what = 'train'          # (train, sample, ladder, check, resources, formats, toy, tokenizer, diagnose, curves, compare
                         # or scaling) what to do: train times a training step, scaling fits a law to what compare runs
-steps = 20              # (>= 1) optimizer steps to measure
-warmup_steps = 5        # (>= 0) unmeasured steps before them
-samples = 1             # (>= 1) sample: texts generated at once
-new_tokens = 256        # (>= 2) sample: tokens per text
-rounds = 3              # (>= 1) sample, tokenizer: number of measurements, of which the median is printed
-memory_gb = 80.0        # (> 0) resources: memory of a GPU in GB (10^9 bytes)
-num_gpus = 1            # (>= 1) resources: number of GPUs
-peak_tflops = 989.5     # (> 0) resources: dense peak of a GPU (an H100 in bf16; its data sheet's 1,979 are sparse)
+steps = 20              # (>= 1, < 1e9) optimizer steps to measure
+warmup_steps = 5        # (>= 0, < 1e9) unmeasured steps before them
+samples = 1             # (>= 1, < 1e6) sample: texts generated at once
+new_tokens = 256        # (>= 2, < 1e8) sample: tokens per text
+rounds = 3              # (>= 1, < 1e6) sample, tokenizer: number of measurements, of which the median is printed
+memory_gb = 80.0        # (> 0, < 1e9) resources: memory of a GPU in GB (10^9 bytes)
+num_gpus = 1            # (>= 1, < 1e9) resources: number of GPUs
+peak_tflops = 989.5     # (> 0, < 1e9) resources: dense peak of a GPU (an H100 in bf16, without sparsity)
 mfu = 0.4               # (> 0, <= 1) resources: the share of the peak that training reaches
-tokens = 0.0            # (>= 0) resources: tokens to train on, such as 15e12 (0: those of the run)
-flop_budget = 0.0       # (>= 0) resources: FLOPs to spend on a model of the best size (0: those of the run)
+tokens = 0.0            # (>= 0, < 1e30) resources: tokens to train on, such as 15e12 (0: those of the run)
+flop_budget = 0.0       # (>= 0, < 1e40) resources: FLOPs to spend on a model of the best size (0: those of the run)
 runs = ''               # curves: run folders, separated by commas
 variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by semicolons
-seeds = 3               # (>= 1) compare: runs per variant, with --seed and the seeds after it
+seeds = 3               # (>= 1, < 1e6) compare: runs per variant, with --seed and the seeds after it
 question = ''           # compare, curves: title of the picture
 picture = 'rows'        # compare: rows (one per variant), curves (loss by step), or an option to plot the loss against
 # -----------------------------------------------------------------------------
@@ -471,6 +471,8 @@ def read_variants():
     if not found:
         raise UserError('no variants to compare; add config/lab_ablations.py, or --variants="a: --n_embd=64; b: '
                         '--n_embd=128"')
+    if picture not in ('rows', 'curves', *train.config):
+        raise UserError(f'picture = {picture!r} is not an option; use --picture=rows, curves or an option of train.py')
     return found
 
 def bench_compare():
