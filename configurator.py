@@ -48,7 +48,7 @@ class Options(Mapping):
     Options by name. Each value stays where its option is listed, such as in the globals of a script. defaults: their
     values before any was set. source: {option: the argument that set it}. comments: {option: its comment}.
     """
-    def __init__(self, *homes):
+    def __init__(self, *homes, comments={}):
         """
         homes: dicts or other Options. If several list an option, as prepare.py and train.py do `dataset`, all are set,
         and the default of the last counts.
@@ -58,11 +58,15 @@ class Options(Mapping):
         self.source = {}
         self.comments = defaultdict(str)
         for home in homes:
-            values = home.defaults if isinstance(home, Options) else home
+            values = home
+            if isinstance(home, Options):
+                values = home.defaults
+                self.comments.update(home.comments)
             for name, value in values.items():
                 if name.islower() and not name.startswith('_') and type(value) in KINDS:
                     self.homes.setdefault(name, []).append(home)
                     self.defaults[name] = value
+        self.comments.update(comments)
 
     def __getitem__(self, name):
         return self.homes[name][-1][name]
@@ -83,7 +87,6 @@ class Options(Mapping):
             self[name] = value
         self.source.clear()
         self.read(arguments)
-        check_values(self, self.comments)
 
     def read(self, arguments):
         """Sets options from arguments, left to right. Raises UserError."""
@@ -99,10 +102,8 @@ def configure(script, *others, quiet=False):
     script: its globals(). others: modules and classes whose options it also takes, as train.py takes those of
     prepare.py and the fields of GPTConfig. Modules are changed, too; classes stay as they are. quiet: print nothing.
     """
-    homes = [other.config if inspect.ismodule(other) else dict(vars(other)) for other in others]
-    options = Options(*homes, script)
-    for space in (*others, sys.modules[script['__name__']]):
-        options.comments.update(comments_of(space))
+    homes = [other.config if inspect.ismodule(other) else fields_of(other) for other in others]
+    options = Options(*homes, script, comments=comments_of(sys.modules[script['__name__']]))
 
     if script['__name__'] == '__main__':
         with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
@@ -131,23 +132,37 @@ def read_pair(argument, options):
             value = kind(value)
     return {name: check_value(value, name, options, argument)}
 
+COMPARISONS = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt}
+
 def check_value(value, name, options, where):
-    """Returns a value in the type of the option's default (an int may become a float). Raises UserError."""
+    """
+    Returns a value in the type of the option's default (an int may become a float). Raises UserError unless it is of
+    that type, and as the option's comment begins: '(>= 0, < 1) share ...' or '(a, b or c) ...'.
+    """
     if name not in options:
         near = difflib.get_close_matches(name, options, 1)
         hint = f'did you mean {near[0]}? (--help lists all options)' if near else 'run with --help to list all options'
         raise UserError(f'unknown option {name} ({where}); {FOREIGN.get(name, hint)}')
     default = options.defaults[name]
     kind = type(default)
-    if default == 'auto' and type(value) is bool:
-        return value
+    allowed = options.comments[name].partition(')')[0]
     if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is str and options.comments[name].startswith('(path)'):
+        with suppress(OverflowError):
+            value = float(value)
+    if type(value) is str and allowed == '(path':
         before, colon, path = value.rpartition(':')         # auto:~/x
         value = before + colon + os.path.expanduser(path)           # a shell leaves the ~ of --x=~/y as it is
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+    switch = default == 'auto' and type(value) is bool
+    if not (switch or type(value) is kind) or (kind is float and not math.isfinite(value)):
         raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
+    right = True
+    if allowed.startswith(('(<', '(>')):
+        limits = [limit.split() for limit in allowed[1:].split(', ')]
+        right = all(COMPARISONS[sign](value, float(bound)) for sign, bound in limits)
+    elif allowed.startswith('(') and ' or ' in allowed:
+        right = str(value) in re.split(', | or ', allowed[1:])
+    if not right:
+        raise UserError(f'{name} = {value!r:.60} must be {allowed[1:]}; change --{name}')
     return value
 
 def run_file(path, options):
@@ -175,20 +190,6 @@ def run_file(path, options):
 
 # -----------------------------------------------------------------------------
 # Comments of options, help
-
-COMPARISONS = {'>=': operator.ge, '>': operator.gt, '<=': operator.le, '<': operator.lt}
-
-def check_values(options, comments):
-    """Raises UserError unless options are as their comments begin: '(>= 0, < 1) share ...' or '(a, b or c) ...'."""
-    for name, comment in comments.items():
-        allowed, value, right = comment.partition(')')[0], options.get(name), True
-        if allowed.startswith(('(<', '(>')):
-            limits = [limit.split() for limit in allowed[1:].split(', ')]
-            right = all(COMPARISONS[sign](value, float(bound)) for sign, bound in limits)
-        elif allowed.startswith('(') and ' or ' in allowed:
-            right = str(value) in re.split(', | or ', allowed[1:])
-        if not right:
-            raise UserError(f'{name} = {value!r} must be {allowed[1:]}; change --{name}')
 
 # options that people type from habit, and what to do here instead
 FOREIGN = {
@@ -222,6 +223,10 @@ def comments_of(space):
             name = code.split()[0].rstrip(':')
         found[name] += comment + ' '
     return found
+
+def fields_of(dataclass):
+    """Returns the fields of a class as Options."""
+    return Options(dict(vars(dataclass)), comments=comments_of(dataclass))
 
 def print_help(others):
     """Prints the script's docstring and all its options, as in the source."""

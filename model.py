@@ -33,21 +33,21 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from configurator import (UserError, check_values, comments_of, count, file_sha256, new_folder, partial_path, read_json,
+from configurator import (UserError, check_value, count, fields_of, file_sha256, new_folder, partial_path, read_json,
                           remove, write)
 
 @dataclass
 class GPTConfig:
-    block_size: int = 128           # (>= 1) longest context, in tokens
-    vocab_size: int = 4096          # (>= 1) rows of the embedding, at least the tokenizer's ids
-    n_layer: int = 3                # (>= 1)
-    n_head: int = 4                 # (>= 1)
-    n_kv_head: int = 0              # (>= 0) number of key and value heads, for GQA, arXiv:2305.13245 (0: n_head)
-    n_embd: int = 128               # (>= 1)
-    head_dim: int = 0               # (>= 0) size of each query, key and value (0: n_embd / n_head)
-    d_ff: int = 0                   # (>= 0) MLP width (0: 4 n_embd; for swiglu 8/3 n_embd, up to a multiple of 64)
-    rope_theta: float = 10000.0     # (> 0)
-    norm_eps: float = 1e-5          # (> 0)
+    block_size: int = 128           # (>= 1, < 1e9) longest context, in tokens
+    vocab_size: int = 4096          # (>= 1, < 1e9) rows of the embedding, at least the tokenizer's ids
+    n_layer: int = 3                # (>= 1, < 1e5)
+    n_head: int = 4                 # (>= 1, < 1e6)
+    n_kv_head: int = 0              # (>= 0, < 1e6) number of key and value heads, for GQA, arXiv:2305.13245 (0: n_head)
+    n_embd: int = 128               # (>= 1, < 1e6)
+    head_dim: int = 0               # (>= 0, < 1e6) size of each query, key and value (0: n_embd / n_head)
+    d_ff: int = 0                   # (>= 0, < 1e8) MLP width (0: 4 n_embd; swiglu: 8/3 n_embd, up to a multiple of 64)
+    rope_theta: float = 10000.0     # (>= 1, < 1e12)
+    norm_eps: float = 1e-5          # (> 0, < 1)
     dropout: float = 0.0            # (>= 0, < 1)
     bias: bool = False
     tie_weights: bool = False       # lm_head shares the embedding's weights
@@ -60,7 +60,9 @@ class GPTConfig:
     attention: str = 'flash'        # (flash or naive) flash: torch's fused kernels
 
     def __post_init__(self):
-        check_values(vars(self), comments_of(GPTConfig))
+        for name in FIELDS:
+            value = getattr(self, name)
+            setattr(self, name, check_value(value, name, FIELDS, f'{name} = {value!r:.60}'))
         # A 0 is replaced here, so replace(config, n_embd=512) keeps the old head_dim and d_ff.
         self.n_kv_head = self.n_kv_head or self.n_head
         self.head_dim = self.head_dim or self.n_embd // self.n_head
@@ -71,6 +73,8 @@ class GPTConfig:
                             f'{self.n_kv_head} does not divide n_head; change one of them')
         if self.position == 'rope' and self.head_dim % 2:
             raise UserError(f'rope rotates pairs, but head_dim (or n_embd / n_head) = {self.head_dim}; make it even')
+
+FIELDS = fields_of(GPTConfig)
 
 # Not saved, because a trained model computes the same without them; each start takes them from the options. If you
 # change what a model computes, add a field: otherwise `transformers` would take it for a Llama or Qwen3.
@@ -649,8 +653,9 @@ def import_config(folder):
         d.update(d.get('rope_parameters') or {})        # transformers 5 has rope_theta and rope_type there
         found = {ours: d[theirs] for theirs, ours in known.keys.items() if d.get(theirs) is not None}
         config = GPTConfig(**{name: (known.values | found)[name] for name in {*known.values, *known.keys.values()}})
-    except (LookupError, TypeError, ValueError) as e:
-        raise UserError(f'{folder}/config.json describes no model ({type(e).__name__}: {e}); use another one')
+    except (UserError, LookupError, TypeError, ValueError) as e:
+        raise UserError(f'{folder}/config.json describes no model ({type(e).__name__}: '
+                        f'{str(e).partition(";")[0]}); use another one')
     for name, value in settings(kind, config).items():
         if d.get(name) not in (value, None):
             raise UserError(f'{name} = {d[name]!r:.60} is not supported, only {value!r:.60}; use another model')
@@ -760,6 +765,8 @@ def load_model(folder, **overrides):
                 raise UserError(f'{folder} has a head of its own, but its config.json says tie_word_embeddings = true; '
                                 f'change that to false')
         model.load_state_dict(tensors)          # copies, in float32
+        if not all(w.isfinite().all() for w in model.parameters()):
+            raise UserError(f'{folder} has weights that are nan or inf; use another one')
     except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
         raise UserError(f'config.json and model*.safetensors in {folder} do not match ({str(e)[:300]}); use others')
     return model.eval()

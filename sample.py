@@ -29,10 +29,10 @@ from tokenizer import find_ends, load_tokenizer
 # -----------------------------------------------------------------------------
 out_dir = ''            # (path) run, checkpoint, Llama, Qwen3, GPT-2: a folder or owner/model ('': newest run in out/)
 start = ''              # the prompt as it is (\n is two characters), or FILE:path ('': a new document, or a new line)
-num_samples = 4         # (>= 1) number of texts, generated as one batch
-max_new_tokens = 256    # (>= 1) tokens per text (fewer if a text ends)
-temperature = 0.8       # (>= 0) below 1 favors likely tokens; 0 always takes the likeliest
-top_k = 0               # (>= 0) draw only from the k likeliest tokens (0: all)
+num_samples = 4         # (>= 1, < 1e6) number of texts, generated as one batch
+max_new_tokens = 256    # (>= 1, < 1e8) tokens per text (fewer if a text ends)
+temperature = 0.8       # (>= 0, < 1e9) below 1 favors likely tokens; 0 always takes the likeliest
+top_k = 0               # (>= 0, < 1e9) draw only from the k likeliest tokens (0: all)
 top_p = 1.0             # (>= 0, <= 1) draw only from the likeliest tokens that together have this probability
 seed = 1337             # (>= 0, < 1e18) same seed, device and options: same text (compiled for a GPU: up to rounding)
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
@@ -303,7 +303,7 @@ def main():
     dtype = choose_dtype(config['dtype'], device, num_samples, compiled)
     model = load_model(folder)
     tok = load_tokenizer(folder / 'tokenizer.json')
-    ends = find_ends(folder)
+    ends = find_ends(folder, model.config.vocab_size)
     if gguf:
         dtype = config['dtype'].replace('auto', 'float16')
         write_gguf(gguf, model, tok, ends, dtype)

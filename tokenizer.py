@@ -966,10 +966,10 @@ def from_printable(token):
 
 ENDS = END_OF_TEXT, '<|end_of_text|>', '</s>'       # tokens with which known models end a document
 
-def find_ends(folder, *known):
+def find_ends(folder, vocab_size, *known):
     """
     Returns the ids that end a text of the model in a folder: `known` ones, then those in its files, which may also end
-    a turn of a chat. In a data folder, meta.json has one. None does not count.
+    a turn of a chat. In a data folder, meta.json has one. None does not count, nor do ids outside the vocabulary.
     """
     ends = [*known]
     for name in 'config.json', 'generation_config.json', 'meta.json':
@@ -977,7 +977,7 @@ def find_ends(folder, *known):
             data = read_json(folder / name)
             found = data.get('eos_token_id', data.get('eot'))
             ends += found if isinstance(found, list) else [found]
-    ends = [id for id in ends if type(id) is int and id >= 0]           # some files have -1 for none
+    ends = [id for id in ends if type(id) is int and 0 <= id < vocab_size]          # some files have -1 for none
     return [*dict.fromkeys(ends)]
 
 def load_tokenizer(path):
@@ -992,7 +992,7 @@ def load_tokenizer(path):
     except Exception as e:      # tokenizers raises plain Exceptions
         raise UserError(f'{path} is not a tokenizer this project can use ({type(e).__name__}: {e}); use one from '
                         f'prepare.py, or, after `pip install tokenizers`, that of most language models')
-    tok.eot = next(iter(find_ends(path.parent, *map(tok.special_ids.get, ENDS))), None)
+    tok.eot = next(iter(find_ends(path.parent, tok.vocab_size, *map(tok.special_ids.get, ENDS))), None)
     return tok
 
 # Settings that have no effect on our ids

@@ -49,39 +49,39 @@ from tokenizer import find_ends, load_tokenizer
 # data
 dataset = 'python'      # (path) a name or path that prepare.py takes, or a data folder
 tokenizer = 'bpe'       # (path) bpe, char, byte, word, gpt2, or the path of a tokenizer.json
-vocab_size = 4096       # (>= 1) for bpe and word
+vocab_size = 4096       # (>= 1, < 1e9) for bpe and word
 # the run
 out_dir = ''            # (path) folder of the run ('': out/<dataset>, or if that is taken, out/<dataset>-2, ...)
 init_from = 'scratch'   # (path) scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start
                         # from: a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or gpt2 or owner/model on the
                         # hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
-max_iters = 1000        # (>= 1) optimizer steps
-max_minutes = 0.0       # (>= 0) if above 0, the schedule ends after this time or at max_iters, whichever comes first.
-                        # The clock starts after the first step. The final evaluation may take as long again
-eval_interval = 250     # (>= 1) steps between evaluations, each of which is followed by a checkpoint
-eval_tokens = 32768     # (>= 0) validation tokens per evaluation, spread evenly over the split (0: all)
+max_iters = 1000        # (>= 1, < 1e10) optimizer steps
+max_minutes = 0.0       # (>= 0, < 1e8) if above 0, the schedule ends after this time or at max_iters, whichever comes
+                        # first. The clock starts after the first step. The final evaluation may take as long again
+eval_interval = 250     # (>= 1, < 1e10) steps between evaluations, each of which is followed by a checkpoint
+eval_tokens = 32768     # (>= 0, < 1e15) validation tokens per evaluation, spread evenly over the split (0: all)
 eval_only = False       # only evaluate the complete validation split
-log_interval = 50       # (>= 1) steps between printed lines
-keep_checkpoints = 2    # (>= 1) number of newest checkpoints to keep, besides the best
-sample_tokens = 64      # (>= 0) tokens of sample text printed at each evaluation (0: none)
+log_interval = 50       # (>= 1, < 1e10) steps between printed lines
+keep_checkpoints = 2    # (>= 1, < 1e10) number of newest checkpoints to keep, besides the best
+sample_tokens = 64      # (>= 0, < 1e7) tokens of sample text printed at each evaluation (0: none)
 sample_start = ''       # beginning of the sample text ('': a new document)
 seed = 1                # (>= 0, < 1e18) seeds the weights, the data order and dropout
 # the optimizer
-batch_size = 16         # (>= 1) sequences per optimizer step, over all devices
-micro_batch_size = 0    # (>= 0) sequences per device at a time (0: up to 4,096 tokens; on a GPU, 65,536 if they fit)
+batch_size = 16         # (>= 1, < 1e8) sequences per optimizer step, over all devices
+micro_batch_size = 0    # (>= 0, < 1e8) sequences per device at once (0: 4,096 tokens; on a GPU, 65,536 if they fit)
 optimizer = 'muon'      # (muon, adamw, adam, rmsprop, adagrad, momentum or sgd) muon is for matrices in blocks, with
                         # adamw for the rest
-learning_rate = 6e-3    # (>= 0) highest rate, reached after warmup_iters
-adamw_scale = 4.0       # (>= 0) with muon: rate multiplier for head (also if tied), norms, biases, learned positions
-embed_scale = 20.0      # (>= 0) with muon: rate multiplier for value embeddings, and token embeddings unless tied
-min_lr = -1.0           # (>= -1) learning rate at max_iters, at most learning_rate (-1: a twentieth of it)
-warmup_iters = 40       # (>= 0) steps in which the rate rises from 0
+learning_rate = 6e-3    # (>= 0, < 1e38) highest rate, reached after warmup_iters
+adamw_scale = 4.0       # (>= 0, < 1e9) with muon: rate multiplier for head (also if tied), norms, biases, positions
+embed_scale = 20.0      # (>= 0, < 1e9) with muon: rate multiplier for value embeddings, and for tokens' unless tied
+min_lr = -1.0           # (>= -1, < 1e9) learning rate at max_iters, at most learning_rate (-1: a twentieth of it)
+warmup_iters = 40       # (>= 0, < 1e10) steps in which the rate rises from 0
 lr_decay = 'linear'     # (linear or cosine) linear: in the last 65% of the steps
-weight_decay = 0.1      # (>= 0) for matrices (with muon, only those that it updates), not for norms and biases
+weight_decay = 0.1      # (>= 0, < 1e9) for matrices (with muon, only those that it updates), not for norms and biases
 beta1 = 0.9             # (>= 0, < 1) decay of the running mean of gradients (muon uses 0.95 for its matrices)
 beta2 = 0.99            # (>= 0, < 1) decay of the running mean of their squares
-adam_eps = 1e-8         # (> 0) keeps steps from dividing by 0
-grad_clip = 1.0         # (>= 0) largest gradient norm (0: no clipping)
+adam_eps = 1e-8         # (>= 1e-30, < 1) keeps steps from dividing by 0
+grad_clip = 1.0         # (>= 0, < 1e30) largest gradient norm (0: no clipping)
 # the machine
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # (auto, float32, bfloat16 or float16) of activations and matmuls; weights are float32
@@ -412,13 +412,14 @@ def hold(folder):
     """
     held = ExitStack()
     if not (RANK or eval_only):
-        held.enter_context(lock(folder / '.lock', wait=False))
         held.callback(remove_if_unused, folder)
+        held.enter_context(lock(folder / '.lock', wait=False))
     return held
 
 def remove_if_unused(folder):
-    if [path.name for path in folder.iterdir()] == ['.lock']:
-        remove(folder)
+    if {path.name for path in folder.iterdir()} <= {'.lock'}:
+        remove(folder / '.lock')
+        os.removedirs(folder)           # and empty folders around it
 
 def open_data(base):
     """
@@ -458,7 +459,7 @@ def make_model(folder, meta):
         config[name] = found            # for config.py
     if meta['vocab_size'] > model.config.vocab_size:
         raise UserError(f'the data have {meta["vocab_size"]:,} ids, but {folder} only {model.config.vocab_size:,}; use '
-                        f'the text itself as --dataset, or --init_from=scratch')
+                        f'the config.py of its run, the text itself as --dataset, or --init_from=scratch')
     return model
 
 def make_scaler(device, dtype):
@@ -494,7 +495,8 @@ class Run:
         self.T = config['block_size']       # tokens in a sequence
         flops = max_iters * batch_size * self.T * self.model.flops_per_token(self.T)
         self.compile = choose_compile(compile, device, flops)
-        self.ends = find_ends(self.origin or self.data_folder, self.meta['eot'])        # ids that end a text
+        files = self.origin or self.data_folder
+        self.ends = find_ends(files, self.model.config.vocab_size, self.meta['eot'])            # ids that end a text
         self.kept = keep_from(self.origin) if self.origin else {}       # files that stay as they are
 
         self.opt = Optimizer(self.model)
