@@ -75,7 +75,7 @@ def check_options(tokenizer, vocab_size):
 # Files and their splits
 
 DATASETS = {    # files in a repo on the Hugging Face hub or at a url
-    'python': dict(source=f'Python {sys.version.split()[0]}', separator=''),       # its standard library
+    'python': dict(source=f'Python {sys.version.split()[0]}', separator='', val_from='w'),         # its standard library
     'tinystories': dict(repo='roneneldan/TinyStories',
                         train=['TinyStoriesV2-GPT4-train.txt'], val=['TinyStoriesV2-GPT4-valid.txt']),
     'openwebtext': dict(repo='stanford-cs336/owt-sample', train=['owt_train.txt.gz'], val=['owt_valid.txt.gz']),
@@ -95,7 +95,7 @@ def find_splits(dataset):
     if dataset in DATASETS and os.path.exists(dataset):
         print(f'{dataset} is the data set; for the file or folder with this name, use --dataset=./{dataset}')
     if dataset == 'python':
-        splits['train'] = standard_library()
+        splits.update(standard_library())
     elif dataset in DATASETS:
         for split in splits:
             splits[split] = [DOWNLOADS / name for name in DATASETS[dataset].get(split, [])]
@@ -105,12 +105,20 @@ def find_splits(dataset):
             splits[split_of(name)].append(file)
     return splits
 
+# Parts of the standard library that some versions or systems lack, tests, and tables
+NOT_EVERYWHERE = {'test', 'tests', 'distutils', 'lib2to3', 'idlelib', 'ensurepip', 'tkinter', 'turtledemo', 'encodings',
+                  'pydoc_data'}
+
 def standard_library():
-    """Returns the running interpreter's .py files, without tests, packages, tables and prose."""
+    """Returns the modules of Python's standard library by split. They are much the same in all its versions."""
     root = Path(os.__file__).parent
-    skip = {'site-packages', 'dist-packages', 'test', 'tests', 'idlelib', 'lib2to3', 'encodings', 'pydoc_data'}
-    files = [file for file in root.rglob('*.py') if skip.isdisjoint(file.relative_to(root).parts)]
-    return sorted(files, key=Path.as_posix)
+    splits = dict(train=[], val=[])
+    for file in sorted(root.rglob('*.py'), key=Path.as_posix):
+        name = file.relative_to(root)
+        if Path(name.parts[0]).stem in sys.stdlib_module_names and NOT_EVERYWHERE.isdisjoint(name.parts):
+            late = name.as_posix() >= DATASETS['python']['val_from']
+            splits['val' if late else 'train'].append(file)
+    return splits
 
 SKIPPED = re.compile(r'(^|/)([.]|README|LICENSE)')       # hidden files, and files about the data
 A_PATTERN = "a pattern, such as --dataset='folder/**/*.txt'"
