@@ -20,7 +20,6 @@ import hashlib
 import inspect
 import json
 import math
-import multiprocessing
 import operator
 import os
 import re
@@ -286,13 +285,6 @@ def launch(main):
 def visible(text):
     """Returns a text with its control characters as escapes, so that a file's name cannot change the terminal."""
     return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
-
-def is_starting():
-    """
-    Returns whether this is a worker that Python is starting by spawn (Mac, Windows). If the launched script lacks
-    `if __name__ == '__main__'`, the worker runs it again, and main() must do nothing there.
-    """
-    return getattr(multiprocessing.current_process(), '_inheriting', False)
 
 def count(n, noun):
     """count(1, 'file') -> '1 file', count(2000, 'file') -> '2,000 files'"""

@@ -35,10 +35,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import (UserError, configure, count, file_sha256, is_starting, launch, lock, new_folder,
-                          read_json, visible)
-from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordCounter, WordTokenizer,
-                       add_counts, check_vocab_size, default_workers, load_tokenizer, merge_words, parallel_map,
+from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder, read_json, visible)
+from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordCounter, WordTokenizer, add_counts,
+                       check_vocab_size, default_workers, encode_batch, load_tokenizer, merge_words, parallel_map,
                        read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
@@ -56,9 +55,7 @@ workers = 0                 # (>= 0, < 1e5) number of processes (0: one per core
 # -----------------------------------------------------------------------------
 config = configure(globals())
 
-# A function takes an option as a parameter if train.py or DATASETS may set another value, or if it runs in worker
-# processes (see parallel_map): on macOS and Windows these import this file anew, so that every option has its default
-# there. Functions read other options directly.
+# A function takes an option as a parameter if train.py or DATASETS may set another value, and reads others directly.
 TOKENIZERS = ('bpe', 'char', 'byte', 'word', 'gpt2')
 
 def check_options(tokenizer, vocab_size):
@@ -380,14 +377,6 @@ def make_tokenizer(kind, vocab_size, batches):
         return WordTokenizer(dict(enumerate(tokens)), [], [END_OF_TEXT], pattern)
     return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
-def encode_batch(tok, batch):
-    """Returns a batch's split, ids, and counts for meta.json. It runs in worker processes, so it reads no option."""
-    split, raw = batch
-    ends = raw.count(b'\xff')
-    between = [tok.eot, *tok.opening]       # write_shards adds the first document's opening
-    ids = tok.encode_bytes(raw.replace(b'\xff', b'\xff' * len(between)), between * ends)
-    return split, ids, dict(documents=ends, bytes=len(raw) - ends)
-
 # -----------------------------------------------------------------------------
 # The data folder. It is written under another name, and renamed when it is complete and on the disk.
 
@@ -612,8 +601,6 @@ def epoch_order(seed, epoch, n, T):
 # -----------------------------------------------------------------------------
 
 def main():
-    if is_starting():
-        return
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
     read_meta(folder)
     print(f'ready: {folder}')

@@ -542,6 +542,18 @@ def test_parallel_map_says_that_a_worker_was_killed():
     with refuses('one of 2 workers was killed, perhaps because memory ran out; use --workers=1'):
         [*tokenizer.parallel_map(killed, range(9), 2)]
 
+def test_workers_do_not_run_the_launched_script_again():
+    """Where workers are spawned, a script without `if __name__ == '__main__'` would start workers without end."""
+    write('script.py', "import tokenizer\nprint('once')\ntokenizer.START_METHOD = 'spawn'\n"
+                       "print(*tokenizer.parallel_map(len, ['a'] * 9, 2))\n")
+    done = subprocess.run([sys.executable, 'script.py'], env=dict(os.environ, PYTHONPATH=str(HERE)), capture_output=True)
+    assert done.stdout.split() == [b'once'] + 9 * [b'1'], done.stderr
+
+def test_parallel_map_starts_no_more_workers_than_there_are_items():
+    with patch('tokenizer.ProcessPoolExecutor', wraps=tokenizer.ProcessPoolExecutor) as pool:
+        assert [*tokenizer.parallel_map(abs, range(-5, 0), 64)] == [5, 4, 3, 2, 1]
+    assert pool.call_args.args[0] == 5
+
 # -- encoding: the ids of tiktoken, in whatever way they are computed
 @pytest.fixture(scope='module', params=PATTERNS)
 def pair(request, tmp_path_factory):
@@ -2264,11 +2276,6 @@ def test_a_resume_prints_which_options_have_changed(straight, printed):
     [line] = re.findall('^changed [|] (.*)$', printed(), re.M)
     assert [change for change in line.split(', ') if 'dataset' not in change] == [
         'max_iters = 13', 'seed = 5', 'batch_size = 4']
-
-def test_main_does_nothing_in_a_worker_that_is_starting(monkeypatch):
-    """Where workers are spawned, each runs a script without `if __name__ == '__main__'` again."""
-    monkeypatch.setattr('multiprocessing.current_process', lambda: Mock(_inheriting=True))
-    assert train.main([*SMALL_RUN.split(), '--out_dir=a']) is None is prepare.main() and not Path('a').exists()
 
 # an option that may not change | text in the error
 CHANGES = '''

@@ -36,8 +36,8 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 import prepare
-from configurator import (Diverged, Output, UserError, as_file, command, configure, is_starting, launch, lock,
-                          partial_path, read_json, remove, visible, write)
+from configurator import (Diverged, Output, UserError, as_file, command, configure, launch, lock, partial_path, read_json,
+                          remove, visible, write)
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, Replayed, checkpoints, choose_compile, choose_device, choose_dtype,
                    device_name, find_folder, keep_from, load_model, newest_intact, peak_flops, remove_checkpoint,
                    save_checkpoint, set_up)
@@ -898,8 +898,6 @@ def finish(run):
 
 def main(arguments=None):
     """Trains. arguments: those of a command line, such as ['--max_iters=100'], in a notebook or another script."""
-    if is_starting():
-        return
     if arguments is not None:
         config.begin(arguments)
     check_options()
