@@ -19,7 +19,6 @@ import errno
 import hashlib
 import inspect
 import json
-import math
 import operator
 import os
 import re
@@ -152,7 +151,7 @@ def check_value(value, name, options, where):
         before, colon, path = value.rpartition(':')         # auto:~/x
         value = before + colon + os.path.expanduser(path)           # a shell leaves the ~ of --x=~/y as it is
     switch = default == 'auto' and type(value) is bool
-    if not (switch or type(value) is kind) or (kind is float and not math.isfinite(value)):
+    if not switch and type(value) is not kind:
         raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
     right = True
     if allowed.startswith(('(<', '(>')):
