@@ -436,10 +436,11 @@ class GPT(nn.Module):
         self.losses = {name: x.detach() for name, x in dict(loss=loss, **extra).items()}
         return sum(extra.values(), loss) if self.training else loss
 
-    def prefill(self, idx, lengths, cache):
-        """Fills a cache with prompts idx (B, T) of these lengths (B,), padded at the end. Returns the next logits."""
-        x = self.run_layers(idx, cache)
-        cache.lengths[:] = lengths
+    def prefill(self, texts, cache):
+        """Fills a cache with texts, lists of at least one id. Returns the logits (B, vocab_size) that follow them."""
+        idx = nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+        cache.lengths[:] = torch.tensor([len(text) for text in texts])
+        x = self.run_layers(idx.to(cache.lengths.device), cache)
         return self.logits(x[cache.rows[:, 0], cache.lengths - 1])
 
     def decode(self, idx, cache):

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from configurator import UserError, configure, launch, partial_path
 from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, checkpoints, choose_compile, choose_device,
@@ -108,11 +107,11 @@ def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab
     size = min(block_size, max(map(len, texts)) + max_new_tokens - 1)           # the last ids need no place
     cache = KVCache(model, len(texts), size)
     ended = set()           # indexes of texts
-    # When the longest context fills the cache, append() shortens it, and fill() begins anew with all of them.
+    # When the longest context fills the cache, append() shortens it, and prefill() begins anew with all of them.
     logits = None           # of the next tokens, or None if the cache is to be filled
     for i in range(max_new_tokens):
         if logits is None:
-            logits = fill(cache, model, contexts)
+            logits = model.prefill(contexts, cache)
         drawn = draw(next_token_probs(logits[:, :vocab_size], texts, **sampling), u[i])
         # Start the next step before reading what was drawn, so that a GPU does not wait for Python.
         read = start_reading(drawn)
@@ -127,13 +126,6 @@ def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab
         yield [None if b in ended else id for b, id in enumerate(new)]
         if len(ended) == len(texts):
             return
-
-def fill(cache, model, contexts):
-    """Fills the cache with contexts, lists of at least one id. Returns the logits (B, vocab_size) that follow them."""
-    device = cache.lengths.device
-    rows = [torch.tensor(context, device=device) for context in contexts]
-    lengths = torch.tensor([len(context) for context in contexts], device=device)
-    return model.prefill(pad_sequence(rows, batch_first=True), lengths, cache)
 
 def start_reading(ids):
     """Starts to copy ids (B,) to the CPU. Returns a function that waits for them, and returns them as a list."""
