@@ -67,27 +67,11 @@ def draw(probs, u):
     target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, also when rounded
     return torch.searchsorted(edges, target, right=True)[:, 0]
 
-def uniforms(n, seed):
-    """Returns n random numbers from 0 to 1, one for each token of a text."""
-    return torch.rand(n, generator=torch.Generator().manual_seed(seed))
-
 def append(context, id, block_size):
     """Appends an id to the part of a text that the model sees. If it gets too long, only its last half stays."""
     context.append(id)
     if len(context) > block_size:
         del context[:-max(block_size // 2, 1)]
-
-@torch.no_grad()
-def plain_generate(model, prompt, max_new_tokens, seed=0, **sampling):
-    """Returns the ids that follow a prompt (a list of ids). This is generate() for one text, without a cache or end."""
-    block_size = model.config.block_size
-    text, context = [*prompt], prompt[-block_size:]
-    for u in uniforms(max_new_tokens, seed):
-        logits = model(torch.tensor([context]))[:, -1]
-        id = draw(next_token_probs(logits, [text], **sampling), u[None]).item()
-        text.append(id)
-        append(context, id, block_size)
-    return text[len(prompt):]
 
 @torch.no_grad()
 def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab_size=None, seed=0, **sampling):
@@ -101,8 +85,8 @@ def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab
     """
     block_size = model.config.block_size
     texts = [[*prompt] for prompt in prompts]
-    contexts = [prompt[-block_size:] for prompt in prompts]
-    u = [uniforms(max_new_tokens, seed + b) for b in range(len(prompts))]
+    contexts = [prompt[-block_size:] for prompt in prompts]         # what the model sees of each text
+    u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + b)) for b in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
     size = min(block_size, max(map(len, texts)) + max_new_tokens - 1)           # the last ids need no place
     cache = KVCache(model, len(texts), size)

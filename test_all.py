@@ -61,7 +61,7 @@ from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, E
                    has_fast_bfloat16, keep_from, load_file, load_model, newest_intact, peak_flops, remove_checkpoint,
                    rope_angles, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
 from prepare import Shards, find_or_prepare
-from sample import generate, plain_generate, prompt_ids, write_gguf
+from sample import generate, prompt_ids, write_gguf
 from tokenizer import (BYTES, END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter,
                        WordTokenizer, add_counts, find_ends, load_tokenizer, merge_words, plain_encode, plain_train,
                        train_bpe)
@@ -1656,6 +1656,20 @@ def test_draw_takes_tokens_as_often_as_their_probabilities_say():
     near(counts / 10_001, probs, 2e-4)
     assert not counts[probs == 0].any()
 
+@torch.no_grad()
+def plain_generate(model, prompt, n, seed=0, **options):
+    """Returns the ids that follow a prompt: generate() for one text, without a cache or an end."""
+    block_size = model.config.block_size
+    text, context = [*prompt], prompt[-block_size:]
+    for u in torch.rand(n, generator=torch.Generator().manual_seed(seed)):
+        probs = sample.next_token_probs(model(torch.tensor([context]))[:, -1], [text], **options)
+        id = sample.draw(probs, u[None]).item()
+        text.append(id)
+        context.append(id)
+        if len(context) > block_size:           # the last half stays
+            context = context[-max(block_size // 2, 1):]
+    return text[len(prompt):]
+
 @parametrize('name, block_size', [('qwen3', 16), ('gpt2', 16), ('naive', 2), ('qwen3', 1)])
 def test_generate_equals_the_plain_loop_past_the_context(name, block_size):
     model = small_gpt(name, block_size=block_size)
@@ -1664,11 +1678,11 @@ def test_generate_equals_the_plain_loop_past_the_context(name, block_size):
         for options in dict(temperature=0), dict(top_k=9, seed=length):
             assert draws(model, [prompt], 30, **options) == [plain_generate(model, prompt, 30, **options)]
 
-def test_plain_generate_takes_the_likeliest_token_after_the_last_half_of_a_full_context():
+def test_generate_takes_the_likeliest_token_after_the_last_half_of_a_full_context():
     model = small_gpt(block_size=4)
     text = [1, 2, 3, 4, 5]
-    for id, context in zip(plain_generate(model, text, 5, temperature=0), ([-4], [-2], [-3], [-4], [-2])):
-        assert id == model(torch.tensor([text[context[0]:]]))[0, -1].argmax()
+    for id, length in zip(draws(model, [text], 5, temperature=0)[0], (4, 2, 3, 4, 2)):
+        assert id == model(torch.tensor([text[-length:]]))[0, -1].argmax()
         text.append(id)
 
 @parametrize('options', [{}, dict(top_k=20, top_p=0.8), dict(temperature=0), dict(temperature=2.0, top_p=0.5)])
