@@ -348,16 +348,15 @@ def bench_tokenizer():
     batches = [*prepare.join_parts(('train', document) for document in documents)]
     docs = [document[:-1].decode() for document in documents]
     text = '\n\n'.join(docs)
-    for n in (10_000, 32_000):
-        contest(f'train {n:,}', text,
-                ours=lambda: prepare.make_tokenizer('bpe', n, batches),
-                tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
-                    docs, n, show_progress=False),
-                rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(
-                    iter(docs), n, pattern=pattern),
-                gigabpe=lambda: import_module('gigabpe').train_bpe(     # reads the files itself, so they must be text
-                    [*map(str, files)], n, pretokenizer='bytelevel'))
-    tok = prepare.make_tokenizer('bpe', 32_000, batches)
+    n = 32_000          # size of the vocabulary
+    contest(f'train {n:,}', text,
+            ours=lambda: prepare.make_tokenizer('bpe', n, batches),
+            tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
+                docs, n, show_progress=False),
+            rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(iter(docs), n, pattern=pattern),
+            gigabpe=lambda: import_module('gigabpe').train_bpe(         # reads the files itself, so they must be text
+                [*map(str, files)], n, pretokenizer='bytelevel'))
+    tok = prepare.make_tokenizer('bpe', n, batches)
     tik = tiktoken.Encoding('', pat_str=pattern, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
