@@ -3,9 +3,9 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
 
     python bench.py                                # a training step of the default model
     python bench.py config/train_gpt2.py --batch_size=32 --micro_batch_size=32
+    python bench.py --attention=naive --dtype=float32 --compile=False          # without three optimizations
     torchrun --nproc_per_node=4 bench.py
     python bench.py --what=sample --samples=4      # tokens/s of generation, and its share of the memory bandwidth
-    python bench.py --what=ladder                  # a training step, made faster by one optimization per row
     python bench.py --what=check                   # checks a training step here against float32 on the CPU
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory and days of a run
     python bench.py --what=formats                 # range and precision of fp32, fp16, bf16 and fp8
@@ -48,8 +48,8 @@ from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choo
 from tokenizer import PATTERNS, Tokenizer
 
 # -----------------------------------------------------------------------------
-what = 'train'          # (train, sample, ladder, check, resources, formats, toy, tokenizer, diagnose, curves, compare
-                        # or scaling) what to do: train times a training step, scaling fits a law to what compare runs
+what = 'train'          # (train, sample, check, resources, formats, toy, tokenizer, diagnose, curves, compare or
+                        # scaling) what to do: train times a training step, scaling fits a law to what compare runs
 steps = 20              # (>= 1, < 1e9) optimizer steps to measure
 warmup_steps = 5        # (>= 0, < 1e9) unmeasured steps before them
 samples = 1             # (>= 1, < 1e6) sample: texts generated at once
@@ -110,10 +110,6 @@ def laps(function, device, n):
         times.append(time.perf_counter())
     return np.diff(times)
 
-def measure(function, device):
-    """Returns the median seconds of a call, over `steps` calls after a warm-up."""
-    return median(laps(function, device, warmup_steps + steps)[warmup_steps:])
-
 def print_row(name, *cells):
     print(f'| {name:30} |', *[f'{cell:>11} |' for cell in cells])
 
@@ -147,7 +143,8 @@ def bench_train():
     device, dtype, compiled = machine(total * flops)
     train.connect(device)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
-    seconds = measure(make_step(c, device, dtype, compiled), device)
+    step = make_step(c, device, dtype, compiled)
+    seconds = median(laps(step, device, warmup_steps + steps)[warmup_steps:])
     rate = train.batch_size * c.block_size / seconds
     print(f'step    | {1e3 * seconds:.1f} ms (median of {steps}), {rate:,.0f} tokens/s')
     print(f'run     | {total:,} tokens take about {timedelta(seconds=round(total / rate))}')
@@ -164,16 +161,6 @@ def matmul_flops(device, dtype):
     n = 4096
     x = torch.randn(n, n, device=device, dtype=getattr(torch, dtype))
     return 2 * n ** 3 / min(laps(lambda: x @ x, device, 5))
-
-def bench_ladder():
-    """Prints the speed of a training step here, adding one optimization per row."""
-    device, best, compiled = machine()
-    for attention, dtype, fast in (('naive', 'float32', False), ('naive', best, False), ('naive', best, compiled),
-                                   ('flash', best, compiled)):
-        c = model_config(attention=attention)
-        seconds = measure(make_step(c, device, dtype, fast), device)
-        print_row(f'{attention}, {dtype}, compile {fast}', f'{1e3 * seconds:.1f} ms',
-                  f'{train.batch_size * c.block_size / seconds:11,.0f} tokens/s')
 
 def bench_sample():
     """Prints tokens/s in the second half of texts, and the share of the memory bandwidth spent on reading weights."""

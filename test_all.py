@@ -2739,8 +2739,7 @@ def test_bench_train_times_a_step_and_says_how_long_a_run_takes(monkeypatch):
     out = run_bench('--max_iters=72000')
     assert numbers_after('run', out)[0] == pytest.approx(72_000 * 8 * 16, rel=0.05) and 'about 10:00:00\n' in out
 
-def test_bench_ladder_and_sample_say_how_fast(monkeypatch):
-    assert run_bench('--what=ladder').count('tokens/s') == 4
+def test_bench_sample_says_how_fast(monkeypatch):
     out = run_bench('--what=sample --samples=3 --new_tokens=10 --rounds=1')
     _, _, rate, ms = numbers_after('sample', out)
     assert rate == pytest.approx(3e3 / ms, rel=0.02)
