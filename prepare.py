@@ -72,7 +72,7 @@ def check_options(tokenizer, vocab_size):
 # Files and their splits
 
 DATASETS = {    # files in a repo on the Hugging Face hub or at a url
-    'python': dict(source=f'Python {sys.version.split()[0]}', separator='', val_from='w'),         # its standard library
+    'python': dict(source=f'Python {sys.version.split()[0]}', separator='', val_from='w'),     # its library
     'tinystories': dict(repo='roneneldan/TinyStories',
                         train=['TinyStoriesV2-GPT4-train.txt'], val=['TinyStoriesV2-GPT4-valid.txt']),
     'openwebtext': dict(repo='stanford-cs336/owt-sample', train=['owt_train.txt.gz'], val=['owt_valid.txt.gz']),

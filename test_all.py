@@ -554,7 +554,8 @@ def test_workers_do_not_run_the_launched_script_again():
     """Where workers are spawned, a script without `if __name__ == '__main__'` would start workers without end."""
     write('script.py', "import tokenizer\nprint('once')\ntokenizer.START_METHOD = 'spawn'\n"
                        "print(*tokenizer.parallel_map(len, ['a'] * 9, 2))\n")
-    done = subprocess.run([sys.executable, 'script.py'], env=dict(os.environ, PYTHONPATH=str(HERE)), capture_output=True)
+    env = dict(os.environ, PYTHONPATH=str(HERE))
+    done = subprocess.run([sys.executable, 'script.py'], env=env, capture_output=True)
     assert done.stdout.split() == [b'once'] + 9 * [b'1'], done.stderr
 
 def test_parallel_map_starts_no_more_workers_than_there_are_items():
@@ -2998,7 +2999,7 @@ train.py --dtype=False | dtype = False must be auto, float32, bfloat16 or float1
 sample.py | python train.py
 sample.py --temperature=-1 | error: temperature = -1.0 must be >= 0, < 1e9; change --temperature
 prepare.py --dataset= | no text at ''
-prepare.py --dataset=small.txt --val_dataset=small.txt | train split is empty; use more text, another --val_dataset or --val_fraction
+prepare.py --dataset=small.txt --val_dataset=small.txt | train split is empty; use more text, another --val_dataset
 prepare.py --dataset=latin | latin/b.txt is not text in UTF-8 (see byte 1); convert it
 prepare.py --dataset=zip.txt | zip.txt is not text in UTF-8, because it has a zero byte; leave it out
 prepare.py --dataset=utf16.txt | if it is in UTF-16, convert it first

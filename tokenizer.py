@@ -336,8 +336,8 @@ def read_chunks(file, path):
 # A fork shares what is already imported. A new Python starts where fork is missing (Windows) or unsafe (macOS).
 START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
 
-# Up to this many blocks, starting processes takes longer than it saves. On two cores, a block takes 0.1 s of CPU time, a
-# fork almost nothing, and a new Python 0.4 s.
+# Up to this many blocks, starting processes takes longer than it saves. On two cores, a block takes 0.1 s of CPU time,
+# a fork almost nothing, and a new Python 0.4 s.
 SMALL = 2 if START_METHOD == 'fork' else 8
 
 def parallel_map(function, items, workers):

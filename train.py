@@ -36,8 +36,8 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 import prepare
-from configurator import (Diverged, Output, UserError, as_file, command, configure, launch, lock, partial_path, read_json,
-                          remove, visible, write)
+from configurator import (Diverged, Output, UserError, as_file, command, configure, launch, lock, partial_path,
+                          read_json, remove, visible, write)
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, Replayed, checkpoints, choose_compile, choose_device, choose_dtype,
                    device_name, find_folder, keep_from, load_model, newest_intact, peak_flops, remove_checkpoint,
                    save_checkpoint, set_up)
