@@ -23,7 +23,6 @@ from bisect import insort
 from collections import Counter, defaultdict, deque
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from functools import cache
-from heapq import heapify, heappop, heappush
 from itertools import chain, islice, product
 from pathlib import Path
 from unittest.mock import patch
@@ -36,6 +35,7 @@ from configurator import UserError, read_json
 END_OF_TEXT = '<|endoftext|>'
 BYTES = [bytes([b]) for b in range(256)]
 EDGE = -1                   # the id before and after each word
+NO_RANK = 2 ** 32 - 1       # the rank of a pair that is never merged
 
 # How text is split into words, which no token crosses. Before you add a pattern, read the comment above cut_table.
 PATTERNS = {
@@ -215,29 +215,14 @@ class BPETokenizer(BaseTokenizer):
         change this (BPE dropout, say), override it in a subclass of this class, not of Tokenizer.
         """
         rank_of = self.ranks.get
-        ids = [self.byte_ids[b] for b in word.encode()]
-        heap = [(rank, i) for i, rank in enumerate(map(rank_of, zip(ids, ids[1:]))) if rank is not None]
-        heapify(heap)
-        ids.append(EDGE)            # after the last id, and as ids[-1] before the first
-        next = [*range(1, len(ids) + 1)]
-        previous = [*range(-1, len(ids) - 1)]
-        while heap:
-            rank, i = heappop(heap)
-            j = next[i]
-            if rank_of((ids[i], ids[j])) != rank:       # one of the two has been merged
-                continue
-            ids[i] = self.merged_ids[rank]
-            ids[j] = EDGE
-            h, k = previous[i], next[j]         # the neighbors of the new token
-            next[i] = k
-            previous[k] = i
-            left = rank_of((ids[h], ids[i]))
-            if left is not None:
-                heappush(heap, (left, h))
-            right = rank_of((ids[i], ids[k]))
-            if right is not None:
-                heappush(heap, (right, i))
-        return [id for id in ids if id != EDGE]
+        ids = [EDGE, *[self.byte_ids[b] for b in word.encode()], EDGE]
+        ranks = [rank_of(pair, NO_RANK) for pair in zip(ids, ids[1:])]
+        while (lowest := min(ranks)) < NO_RANK:
+            i = ranks.index(lowest)
+            ids[i:i + 2] = [self.merged_ids[lowest]]
+            left, new, right = ids[i - 1:i + 2]
+            ranks[i - 1:i + 2] = rank_of((left, new), NO_RANK), rank_of((new, right), NO_RANK)
+        return ids[1:-1]
 
     def as_json(self):
         """Returns the parts of tokenizer.json that depend on the tokenizer: pre_tokenizer, model, decoder."""
@@ -836,10 +821,8 @@ class Merging:
 # encoding and decoding with arrays
 
 LONG_TEXT = 3000        # a text of more characters is faster with arrays (20 take 45 us with arrays, 2 without)
-LONG_WORD = 128         # a word of more bytes is faster alone
 MAX_WORDS = 1 << 18     # most words in a dict
 MAX_IDS = 1 << 20       # most ids in a table
-NO_RANK = 2 ** 32 - 1   # the rank of a pair that is never merged
 
 class WordIds(dict):
     """The ids of words, computed when they are first needed, for a limited number of words."""
@@ -926,12 +909,6 @@ class Tokenizer(BPETokenizer):
         raw = np.frombuffer(b'\xff'.join([*words, b'']), np.uint8)
         ids = self.byte_array[raw]
         end = np.flatnonzero(ids == EDGE)
-        for i in np.flatnonzero(np.diff(end, prepend=-1) > LONG_WORD):      # these are faster alone
-            done = self.word_ids(words[i].decode())
-            begin = end[i] - len(words[i])
-            ids[begin:end[i]] = EDGE
-            ids[begin:begin + len(done)] = done
-
         rank = self.ranks_of(ids, np.roll(ids, -1))         # NO_RANK next to an EDGE
         owner = np.repeat(np.arange(len(words)), np.diff(end, prepend=-1))
         at = np.arange(len(raw))
