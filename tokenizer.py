@@ -497,21 +497,14 @@ class Index:
         mixed = (keys[:, 1] * 0xC2B2AE3D27D4EB4F ^ keys[:, 0]) * 0x9E3779B97F4A7C15
         return (mixed >> 65 - len(self.slots).bit_length()).view(np.int64)
 
-    def find(self, keys):
-        """Returns the number of each key, 0 if it is missing."""
-        slot = self.hash(keys)
-        number = self.slots.take(slot, mode='wrap')
-        other = self.differ(keys, number)
-        while len(other):           # their slots hold other keys, so try the next ones
-            slot[other] += 1
-            number[other] = self.slots.take(slot[other], mode='wrap')
-            other = other[self.differ(keys[other], number[other])]
-        return number
-
-    def differ(self, keys, number):
-        """Returns where a number is that of another key."""
+    def find(self, keys, step=0):
+        """Returns the number of each key, 0 if it is missing. `step` slots after its first hold other keys."""
+        number = self.slots.take(self.hash(keys) + step, mode='wrap')
         differs = self.keys.take(number, axis=0) != keys
-        return np.flatnonzero((differs[:, 0] | differs[:, 1]) & (number != 0))
+        other = np.flatnonzero((differs[:, 0] | differs[:, 1]) & (number != 0))
+        if len(other):
+            number[other] = self.find(keys[other], step + 1)
+        return number
 
     def add(self, keys):
         """Numbers keys that are new and distinct."""
