@@ -36,9 +36,8 @@ import numpy as np
 from tqdm import tqdm
 
 from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder, read_json, visible)
-from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordCounter, WordTokenizer, add_counts,
-                       check_vocab_size, default_workers, encode_batch, load_tokenizer, merge_words, parallel_map,
-                       read_blocks, special_pattern)
+from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size, count_words,
+                       encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
@@ -370,7 +369,7 @@ def make_tokenizer(kind, vocab_size, batches):
         return CharTokenizer(sorted({*chain.from_iterable(texts)}))
 
     train = (raw for split, raw in batches if split == 'train')
-    counts = add_counts(parallel_map(WordCounter(pattern), train, workers or default_workers()), pattern)
+    counts = count_words(train, pattern, workers=workers)
     if kind == 'word':
         longer = sorted((-n, word) for word, n in counts.items() if len(word) > 1)       # the most frequent first
         tokens = BYTES + [word for _, word in longer[:vocab_size - 257]]
@@ -463,7 +462,7 @@ def make_folder(folder, dataset, tokenizer, settings):
 def write_shards(folder, tok, batches):
     """Encodes batches into shards. Returns {split: its entry in meta.json}."""
     meta = dict(train=Counter(), val=Counter())
-    for split, ids, counts in parallel_map(partial(encode_batch, tok), batches, workers or default_workers()):
+    for split, ids, counts in parallel_map(partial(encode_batch, tok), batches, workers):
         start = meta[split]['tokens']
         if start == 0:
             ids = np.insert(ids, 0, tok.opening)

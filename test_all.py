@@ -62,9 +62,8 @@ from model import (FAMILIES, GPT, GPT2, MLP, UNSAVED_FIELDS, Attention, Block, E
                    rope_angles, save_checkpoint, save_file, scaled_dot_product_attention, silu, softmax)
 from prepare import Shards, find_or_prepare
 from sample import generate, prompt_ids, write_gguf
-from tokenizer import (BYTES, END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordCounter,
-                       WordTokenizer, add_counts, find_ends, load_tokenizer, merge_words, plain_encode, plain_train,
-                       train_bpe)
+from tokenizer import (BYTES, END_OF_TEXT, PATTERNS, START_METHOD, CharTokenizer, Tokenizer, WordTokenizer,
+                       count_words, find_ends, load_tokenizer, merge_words, plain_encode, plain_train, train_bpe)
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''         # expected results are for the CPU
 os.environ['OMP_NUM_THREADS'] = '1'             # also in processes that tests start
@@ -637,7 +636,7 @@ def test_text_is_cut_into_the_words_of_the_pattern_with_arrays_and_in_ascii(patt
     find_ascii = re.compile(tokenizer.ascii_form(PATTERNS[pattern])).findall
     for text in map(''.join, itertools.product("as7!' \t\n\u3000é", repeat=3)):
         words = regex.findall(PATTERNS[pattern], text * 2)
-        found = add_counts([WordCounter(pattern)((text * 2).encode())], pattern)
+        found = count_words([(text * 2).encode()], pattern)
         assert found == Counter(map(str.encode, words)), repr(text)
         assert not text.isascii() or find_ascii(text * 2) == words
 

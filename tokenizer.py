@@ -325,11 +325,18 @@ START_METHOD = 'fork' if sys.platform == 'linux' else 'spawn'
 # a fork almost nothing, and a new Python 0.4 s.
 SMALL = 2 if START_METHOD == 'fork' else 8
 
+def default_workers():
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return min(os.cpu_count(), 61)          # the most processes that Windows waits for at once
+
 def parallel_map(function, items, workers):
     """
-    Computes map(function, items) in order, in other processes if there are over SMALL items, a few at a time. The
-    function must be one of this file.
+    Computes map(function, items) in order, in other processes if there are over SMALL items, a few at a time. workers:
+    the number of processes (0 or None: one per core). The function must be one of this file.
     """
+    workers = workers or default_workers()
     items = iter(items)
     first = list(islice(items, max(workers, SMALL + 1)))
     items = chain(first, items)
@@ -379,12 +386,6 @@ def encode_batch(tok, batch):
     between = [tok.eot, *tok.opening]       # write_shards adds the first document's opening
     ids = tok.encode_bytes(raw.replace(b'\xff', b'\xff' * len(between)), between * ends)
     return split, ids, dict(documents=ends, bytes=len(raw) - ends)
-
-def default_workers():
-    """Returns the number of cores that this process may use."""
-    if hasattr(os, 'sched_getaffinity'):
-        return len(os.sched_getaffinity(0))
-    return min(os.cpu_count(), 61)          # the most processes that Windows waits for at once
 
 # -----------------------------------------------------------------------------
 # splitting text without a Python object per word: 400 MB/s per core; regex.findall reaches 10 to 20 MB/s
@@ -602,10 +603,10 @@ class WordCounter:
         self.counts = counts
         return os.getpid(), self.pieces.all[known:], counts
 
-def add_counts(counted, pattern):
-    """Adds up the results of WordCounters in one or more processes. Returns {word as bytes: count}."""
-    pieces, counts = defaultdict(list), {}
-    for process, new, so_far in counted:
+def count_words(texts, pattern, special_tokens=(), workers=None):
+    """Counts words in an iterable of UTF-8 bytes. Returns {word as bytes: count}."""
+    pieces, counts = defaultdict(list), {}          # of each process
+    for process, new, so_far in parallel_map(WordCounter(pattern, special_tokens), texts, workers):
         pieces[process] += new
         counts[process] = so_far[2:]
     total = defaultdict(int)
@@ -624,9 +625,7 @@ def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
     with open(input_path, 'rb') as file:
-        texts = read_blocks(file, input_path, special_tokens)
-        counted = parallel_map(WordCounter(pattern, special_tokens), texts, workers or default_workers())
-        counts = add_counts(counted, pattern)
+        counts = count_words(read_blocks(file, input_path, special_tokens), pattern, special_tokens, workers)
     return merge_words(counts, vocab_size, special_tokens)
 
 def check_vocab_size(vocab_size, special_tokens):
