@@ -983,15 +983,15 @@ def load_tokenizer(path):
     tok.eot = next(iter(find_ends(path.parent, tok.vocab_size, *map(tok.special_ids.get, ENDS))), None)
     return tok
 
-# Settings that have no effect on our ids
-NO_EFFECT = 'version', 'truncation', 'padding', 'decoder', 'normalized', 'unk_token', 'fuse_unk'
+# Settings that have no effect on our ids, and merges, which are used as they are
+NOT_COMPARED = 'version', 'truncation', 'padding', 'decoder', 'normalized', 'unk_token', 'fuse_unk', 'merges'
 
-def essence(part):
-    """Returns a part of tokenizer.json without empty settings and those in NO_EFFECT."""
-    if isinstance(part, dict):
-        kept = {name: value for name, value in part.items() if value and name not in NO_EFFECT}
-        return {name: value if name in ('vocab', 'merges') else essence(value) for name, value in kept.items()}
-    return [essence(item) for item in part] if isinstance(part, list) else part
+def essence(data):
+    """Returns the contents of a tokenizer.json without empty settings and those in NOT_COMPARED."""
+    return json.loads(json.dumps(data), object_hook=to_compare)         # it is called for each dict, inner ones first
+
+def to_compare(part):
+    return {name: value for name, value in part.items() if value and name not in NOT_COMPARED}
 
 def read_ours(data):
     """
@@ -1004,7 +1004,7 @@ def read_ours(data):
         special = {token['content']: token['id'] for token in data['added_tokens']}
         vocab = model['vocab'] = special | model['vocab']
         pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges', [])]
-        model.update(type=model.get('type', 'BPE'), merges=[' '.join(pair) for pair in pairs])
+        model.setdefault('type', 'BPE')
         if pre_tokenizer['type'] == 'ByteLevel':
             pre_tokenizer.setdefault('use_regex', True)         # GPT-2's file leaves it out
         if data.get('post_processor') and data['post_processor']['type'] == 'ByteLevel':
