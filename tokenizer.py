@@ -269,34 +269,31 @@ BLOCK = 1 << 21     # bytes per item of work for a process
 SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}\p{Cs}])')
 
 def blocks(chunks, size, special_tokens=()):
-    """Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes, cut where no token can cross."""
+    """
+    Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes, cut where no token can cross. A block is empty
+    if there is no such place, and a later one is longer.
+    """
     special = special_pattern(special_tokens, bytes)
     longest = max([len(token.encode()) for token in special_tokens], default=1)
-    rest, wanted = bytearray(), size
+    rest = bytearray()
     for chunk in chunks:
         rest += chunk
-        if len(rest) < wanted:
-            continue
-        cut = find_cut(rest, len(rest) - longest, special)
-        if cut:
+        if len(rest) >= size:
+            cut = find_cut(rest, len(rest) - longest, special)
             yield bytes(rest[:cut])
             del rest[:cut]
-        wanted = max(size, 2 * len(rest))       # without a cut, do not search again for every chunk
     yield bytes(rest)
 
 def find_cut(raw, limit, special):
     """
-    Returns the last position where bytes can be cut: a SAFE_CUT after all special tokens, else after the last of them,
-    else 0. A special token that begins after `limit` may be incomplete.
+    Returns where bytes can be cut: at the last SAFE_CUT after all special tokens, if it is in the 1,000 bytes before
+    `limit`, else after the last of them, else 0. A special token that begins after `limit` may be incomplete.
     """
     cut = max([match.end() for match in special.finditer(raw) if match.start() <= limit], default=0)
     limit = max(cut, limit)
-    for begin in max(cut, limit - 1000), cut:           # most texts have a cut near the end
-        text = raw[begin:limit].decode(errors='surrogateescape')
-        match = SAFE_CUT.search(text)
-        if match:
-            return limit - len(text[match.start():].encode(errors='surrogateescape'))
-    return cut
+    text = raw[max(cut, limit - 1000):limit].decode(errors='surrogateescape')
+    match = SAFE_CUT.search(text)
+    return limit - len(text[match.start():].encode(errors='surrogateescape')) if match else cut
 
 def read_blocks(file, path, special_tokens):
     """Yields the content of a binary file in blocks. Raises UserError if it is not text in UTF-8."""
