@@ -145,16 +145,12 @@ class BaseTokenizer:
     def encode(self, text):
         """Returns the ids of a text as a list. Special tokens get their own ids; the longest match wins."""
         ids = []
-        for part in self.split_special(text):
+        for part in self.special.split(text):           # ordinary text and special tokens in turn
             if part in self.special_ids:
                 ids.append(self.special_ids[part])
             else:
                 ids += self.encode_ordinary(part)
         return ids
-
-    def split_special(self, text):
-        """Returns ordinary text and special tokens in turn: 'a<|x|>b' -> ['a', '<|x|>', 'b']"""
-        return self.special.split(text)
 
     def decode(self, ids):
         """Returns the text of ids. Bytes that are not UTF-8 (half a character) become U+FFFD."""
@@ -851,7 +847,7 @@ class Tokenizer(BPETokenizer):
 
     def encode_to_numpy(self, text):
         """Returns encode(text) as an array, which is fastest for a long text."""
-        parts = self.split_special(text)
+        parts = self.special.split(text)
         raw = b'\xff'.join(map(str.encode, parts[::2]))
         return self.encode_bytes(raw, [self.special_ids[token] for token in parts[1::2]])
 
