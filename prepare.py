@@ -461,7 +461,8 @@ def make_folder(folder, dataset, tokenizer, settings):
 
 def write_shards(folder, tok, batches):
     """Encodes batches into shards. Returns {split: its entry in meta.json}."""
-    meta = dict(train=Counter(), val=Counter())
+    meta = dict(train=Counter(documents=1), val=Counter(documents=1))           # the last document has no end
+    sizes = Counter()           # tokens by shard
     for split, ids, counts in parallel_map(partial(encode_batch, tok), batches, workers):
         start = meta[split]['tokens']
         if start == 0:
@@ -469,20 +470,18 @@ def write_shards(folder, tok, batches):
         counts['tokens'] = len(ids)
         cuts = range(shard_tokens - start % shard_tokens, len(ids), shard_tokens)
         for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
-            with open(folder / f'{split}_{i:03d}.bin', 'ab') as file:
+            name = f'{split}_{i:03d}.bin'
+            with open(folder / name, 'ab') as file:
                 file.write(part)
+            sizes[name] += len(part)
         meta[split].update(counts)          # Counter.update adds
 
-    for split in 'train', 'val':
-        tokens, shards = meta[split]['tokens'], []
-        if not tokens:
+    for split in meta:
+        if not meta[split]['tokens']:
             raise UserError(f'the {split} split is empty; use more text, another --val_dataset or --val_fraction, or '
                             f'rename files (see --help)')
-        for i, start in enumerate(range(0, tokens, shard_tokens)):
-            path = folder / f'{split}_{i:03d}.bin'
-            shards.append(dict(name=path.name, tokens=min(tokens - start, shard_tokens), sha256=file_sha256(path)))
-        meta[split]['shards'] = shards
-        meta[split]['documents'] += 1           # the last has no end
+        meta[split]['shards'] = [dict(name=name, tokens=n, sha256=file_sha256(folder / name))
+                                 for name, n in sizes.items() if name.startswith(split)]
     return meta
 
 def print_summary(meta):
