@@ -178,8 +178,7 @@ class BaseTokenizer:
 
     def save(self, path):
         """Writes tokenizer.json in the format of Hugging Face `tokenizers`."""
-        with open(path, 'w', encoding='utf-8', newline='\n') as f:
-            json.dump(self.to_json(), f, ensure_ascii=False, indent=1)
+        Path(path).write_bytes(json.dumps(self.to_json(), ensure_ascii=False, indent=1).encode())
 
     def to_json(self):
         """Returns the contents of tokenizer.json."""
