@@ -892,9 +892,9 @@ class Tokenizer(BPETokenizer):
         """
         raw = np.frombuffer(b'\xff'.join([*words, b'']), np.uint8)
         ids = self.byte_array[raw]
-        end = np.flatnonzero(ids == EDGE)
+        edge = ids == EDGE          # one after each word
         rank = self.ranks_of(ids, np.roll(ids, -1))         # NO_RANK next to an EDGE
-        owner = np.repeat(np.arange(len(words)), np.diff(end, prepend=-1))
+        owner = np.cumsum(edge) - edge
         at = np.arange(len(raw))
         while True:
             word = owner[at]
