@@ -290,9 +290,14 @@ def count(n, noun):
     return f'{n:,} {noun}' + 's' * (n != 1)
 
 def command(script, *arguments):
-    """Returns a command to paste: command('sample.py', '--out_dir=my run') -> "python sample.py '--out_dir=my run'"."""
-    path = os.path.relpath(Path(__file__).with_name(script))
-    return visible(shlex.join(['python', path, *arguments]))
+    """
+    Returns a command to paste into bash, cmd.exe or PowerShell. Paths in arguments should have forward slashes.
+    command('sample.py', '--out_dir=my run') -> 'python sample.py "--out_dir=my run"'
+    """
+    path = Path(__file__).with_name(script).as_posix().removeprefix(f'{Path.cwd().as_posix()}/')
+    line = shlex.join(['python', path, *arguments])
+    # All shells know double quotes, but read these characters in them in different ways. Such a line is for bash.
+    return visible(line if re.search(r'["$`\\!]', line) else line.replace("'", '"'))
 
 # -----------------------------------------------------------------------------
 # Files

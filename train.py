@@ -657,7 +657,7 @@ def start_files(run):
                                    id=run.state.wandb_id or None, resume='allow')
             run.wandb.define_metric('*', step_metric='step')        # wandb's own step cannot go back
             run.state.wandb_id = run.wandb.id
-    resume = command('train.py', f'{run.folder}/config.py')
+    resume = command('train.py', f'{run.folder.as_posix()}/config.py')
     print(f'writing | {visible(run.folder)}; stop with Ctrl-C; resume with: {resume}')
 
 @contextmanager
@@ -883,7 +883,7 @@ def train(run, interrupt):
     # All wait here for the save, because torchrun stops them when one exits. A signal may have come meanwhile.
     [stop] = combine('MAX', interrupt.signal)
     if stop:
-        print(f'stopped at step {state.step}; resume with:', command('train.py', f'{run.folder}/config.py'))
+        print(f'stopped at step {state.step}; resume with:', command('train.py', f'{run.folder.as_posix()}/config.py'))
         sys.exit(128 + int(stop))
 
 def finish(run):
