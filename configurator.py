@@ -340,9 +340,11 @@ def write(path, content):
 def sync(path):
     """Waits until a file, or a folder's list of names, is on the disk."""
     with suppress(PermissionError):         # Windows cannot open a folder
-        handle = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
-        os.fsync(handle)
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:            # An open file keeps Windows from removing its folder
+            os.close(handle)
 
 def lock(path, wait=True):
     """
