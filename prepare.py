@@ -151,7 +151,8 @@ def match(root, pattern):
         pattern += '/*'
     for folder in root.glob('**/') if '**' in pattern else [root]:
         check_folder(folder)
-    names = {file.relative_to(root).as_posix(): file for file in sorted(root.glob(pattern)) if not file.is_dir()}
+    found = sorted(root.glob(pattern), key=lambda file: file.parts)         # Windows sorts Paths without case
+    names = {file.relative_to(root).as_posix(): file for file in found if not file.is_dir()}
     return {name: file for name, file in names.items() if not SKIPPED.search(name)}
 
 def check_folder(folder):
