@@ -756,7 +756,8 @@ def save(run, found, last):
     best = best_checkpoint(run.folder)
     for old in checkpoints(run.folder)[:-keep_checkpoints]:
         if old != best:
-            remove_checkpoint(old)
+            with optional(f'removing {old}'):       # On Windows, another program may have a file open
+                remove_checkpoint(old)
 
 # -----------------------------------------------------------------------------
 # The loop, and main
