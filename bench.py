@@ -433,7 +433,7 @@ class Variant:
         if not train.points(train.read_log(folder), 'full_val_loss'):
             command = [sys.executable, train.__file__, *[f'--{name}={value}' for name, value in train.config.items()],
                        *self.arguments, f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
-            done = subprocess.run(command, capture_output=True, text=True)
+            done = subprocess.run(command, capture_output=True, errors='replace')          # text in any encoding
             if done.returncode not in (0, 3):           # 3: diverged
                 raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')
         self.logs.append(train.read_log(folder))

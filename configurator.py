@@ -105,7 +105,8 @@ def configure(script, *others, quiet=False):
 
     if script['__name__'] == '__main__':
         with suppress(AttributeError):      # stdout may be closed (>&-), or Jupyter's
-            sys.stdout.reconfigure(errors='backslashreplace')       # for a console that is not UTF-8
+            # UTF-8 also in files on Windows, as from Python 3.15 on. A path may not be UTF-8
+            sys.stdout.reconfigure(encoding='utf-8', errors='backslashreplace')
         if {'-h', '--help'} & {*sys.argv}:
             launch(lambda: print_help(others))
             sys.exit()
