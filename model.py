@@ -741,7 +741,7 @@ def download(name):
             folder = Path(snapshot_download(repo, allow_patterns=patterns))
         except Exception as e:          # Errors have many types: no such model, network or permission
             raise UserError(f'{name} is not a folder, and the hub does not provide it ({type(e).__name__}); use a '
-                            f'folder (`ls out` lists your runs), gpt2 or owner/model, and check the network')
+                            f'folder (your runs are in out/), gpt2 or owner/model, and check the network')
         import_config(folder)
     return folder
 

@@ -402,7 +402,7 @@ def choose_folder():
     if checkpoints(folder) and not resuming:
         raise UserError(f'{folder} already has a run; continue it with --init_from=auto, or use another --out_dir')
     if init_from == 'resume' and not checkpoints(folder):
-        raise UserError(f'{folder} has no checkpoint to resume; use the --out_dir of another run (see `ls out`)')
+        raise UserError(f'{folder} has no checkpoint to resume; use the --out_dir of another run (runs are in out/)')
     return folder, hold(folder)
 
 def hold(folder):
