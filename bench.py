@@ -4,7 +4,7 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     python bench.py                                # a training step of the default model
     python bench.py config/train_gpt2.py --batch_size=32 --micro_batch_size=32
     python bench.py --attention=naive --dtype=float32 --compile=False          # without three optimizations
-    torchrun --nproc_per_node=4 bench.py
+    torchrun --nproc_per_node=4 bench.py           # a step of four processes (not on Windows)
     python bench.py --what=sample --samples=4      # tokens/s of generation, and its share of the memory bandwidth
     python bench.py --what=check                   # checks a training step here against float32 on the CPU
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory and days of a run

@@ -5,7 +5,7 @@ Trains a GPT on whatever device there is.
     python train.py config/train_tinystories.py            # an experiment; --key=value overrides any option
     python train.py --dataset=my_text.txt                  # your own text: a file, a .jsonl, a folder
     python train.py out/python/config.py                   # resumes a run
-    torchrun --nproc_per_node=4 train.py                   # one process per GPU; without GPUs, they share the cores
+    torchrun --nproc_per_node=4 train.py                   # one process per GPU, or on the cores (not on Windows)
 
 It prepares missing data, prints a line every log_interval steps (with the MFU on a known GPU)
 
