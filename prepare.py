@@ -4,7 +4,7 @@ Turns raw text into token shards that train.py reads.
     python prepare.py                                            # the Python standard library, BPE of 4,096
     python prepare.py --dataset=tinystories --vocab_size=10000
     python prepare.py --dataset=my_text.txt                      # a text file (or .gz, .xz, .bz2, .zst), or a folder
-    python prepare.py --dataset='code/**/*.py' --separator=      # files by a pattern, one document each
+    python prepare.py --dataset="code/**/*.py" --separator=      # files by a pattern, one document each
     python prepare.py --dataset=posts.jsonl --text_field=body    # rows: .jsonl, .ndjson, .json, .csv, .tsv, .parquet
 
 It writes data/<name>-<tokenizer>-<hash>/ with train_000.bin, ..., val_000.bin (headerless uint16; uint32 if the
@@ -40,7 +40,7 @@ from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, Word
                        encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks, special_pattern)
 
 # -----------------------------------------------------------------------------
-dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such as 'code/**', or a prepared folder
+dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such as "code/**", or a prepared folder
 val_dataset = ''            # (path) file, folder or pattern with the validation text ('': part of dataset)
 tokenizer = 'bpe'           # (path) bpe, char, byte, word, gpt2, or the path of a tokenizer.json. Special tokens, but
                             # for the separator, are ordinary text in documents, but single ids in sample.py's prompt
@@ -65,7 +65,7 @@ def check_options(tokenizer, vocab_size):
     if tokenizer in ('bpe', 'word'):
         check_vocab_size(vocab_size, [END_OF_TEXT])
     if separator in 'n nn rn t'.split():        # A shell removes an unquoted backslash
-        raise UserError(f"separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator='\\n'")
+        raise UserError(f'separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator="\\n"')
 
 # -----------------------------------------------------------------------------
 # Files and their splits
@@ -117,7 +117,7 @@ def standard_library():
     return splits
 
 SKIPPED = re.compile(r'(^|/)([.]|README|LICENSE)')       # hidden files, and files about the data
-A_PATTERN = "a pattern, such as --dataset='folder/**/*.txt'"
+A_PATTERN = 'a pattern, such as --dataset="folder/**/*.txt"'
 WILDCARDS = re.compile(r'[^/\\]*[*?[].*')       # the part of a pattern from its first wildcard on
 
 def find_files(path):

@@ -2,7 +2,7 @@
 Generates text from a trained model.
 
     python sample.py                                       # from the newest run in out/
-    python sample.py --out_dir=out/python --start='def' --temperature=0.8 --top_p=0.9
+    python sample.py --out_dir=out/python --start="def" --temperature=0.8 --top_p=0.9
     python sample.py --out_dir=path/to/a/huggingface/folder --start=FILE:prompt.txt
 
 The first text appears as it is generated, then the rest of the batch and the speed.
