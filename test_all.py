@@ -1374,19 +1374,19 @@ def test_find_splits_reads_words_in_the_paths_of_files(train, val, test):
     assert documents_in('my-test/val/LICENSE.txt') == ['text']          # asked for by name
 
 def test_find_files_refuses_rows_next_to_other_files_and_a_pattern_chooses(monkeypatch):
-    for name in 'a.py', 'b/c.py', 'b/[d].py', 'b/data.csv':
+    for name in 'a.py', 'B.py', 'b/c.py', 'b/[d].py', 'b/data.csv':
         write(f'code/{name}', f'text\n{name}\n')
     for dataset in 'code', 'code/**', 'code/**/*':
         with refuses(r'has rows \(b/data.csv\) and other files \(b/c.py\); choose one kind with a pattern'):
             prepare.find_files(dataset)
-    for pattern, names in {'**/*.py': 'a.py b/[d].py b/c.py', 'b/*.py': 'b/[d].py b/c.py', 'b/[d].py': 'b/[d].py',
+    for pattern, names in {'**/*.py': 'B.py a.py b/[d].py b/c.py', 'b/*.py': 'b/[d].py b/c.py', 'b/[d].py': 'b/[d].py',
                            '?/*v': 'b/data.csv'}.items():
         found = prepare.find_files(f'code/{pattern}').values()
         assert [file.relative_to('code').as_posix() for file in found] == names.split()
     with refuses("no text at 'code/[*].md'; use another path, or python, .*a comment in the config.py"):
         prepare.find_files('code/*.md')
     monkeypatch.setattr('prepare.text_field', '')
-    assert len(prepare.find_files('code')) == 4
+    assert len(prepare.find_files('code')) == 5
 
 @not_windows
 @parametrize('make', [os.mkfifo, partial(os.symlink, 'nowhere')] if os.name != 'nt' else [])
@@ -2130,14 +2130,16 @@ def test_a_second_loss_is_minimized_and_logged_by_its_name(monkeypatch):
     model, idx = small_gpt(), random_ids(2, 8)
     near(model.eval()(idx, idx), cross_entropy(model(idx), idx), 1e-5)         # an evaluation leaves it out
 
-def test_old_checkpoints_go_and_the_best_stays(printed):
+def test_old_checkpoints_go_and_the_best_stays(printed, monkeypatch):
     # Validation text is noise, which training makes ever less likely.
     write('a.txt', 'a' * 18000 + ''.join(random.choices('bcdefghijklmnop', k=2000)))
     options = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
     run = train_here('a', f'{options} --max_iters=12')
-    assert min(run.val_losses) == run.val_losses[0]
-    assert run.kept == [3, 9, 12]
+    assert min(run.val_losses) == run.val_losses[0] and run.kept == [3, 9, 12]
     assert re.search('sample from the best checkpoint: .* --out_dir=a/step_00000003\n', printed())
+    monkeypatch.setattr('model.remove_checkpoint', Mock(side_effect=PermissionError))           # a file is open
+    assert train_here('a', f'{options} --max_iters=21 --init_from=resume').kept == [3, 15, 18, 21]
+    assert f'removing {Path("a/step_00000015")} failed (PermissionError' in printed()
     assert train_here('a', f'{options} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
 
 def test_a_model_of_a_single_document_knows_no_end():
@@ -2477,6 +2479,11 @@ def test_max_minutes_end_the_schedule_in_time(monkeypatch, printed):
 @parametrize('fails', ['', 'import', 'log'])
 def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, straight, monkeypatch, printed):
     wandb = Mock(id='new')
+@parametrize('name, quoted', [('a', 'a'), ('my run', '"my run"'), ('日本', '"日本"'), ('a"$`\\!', """'a"$`\\!'""")])
+def test_command_is_right_in_every_shell_or_in_bash(name, quoted, monkeypatch):
+    monkeypatch.chdir(HERE)
+    assert configurator.command('sample.py', name) == f'python sample.py {quoted}'
+
     wandb.init.return_value = wandb
     wandb.log.side_effect = [None, *9 * [OSError]] if fails == 'log' else None
     monkeypatch.setitem(sys.modules, 'wandb', None if fails == 'import' else wandb)
@@ -2491,6 +2498,8 @@ def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, straight, monkeypat
 # -- notebooks, threads, and commands as a user types them
 def test_train_needs_no_terminal_and_the_commands_it_prints_can_be_pasted():
     os.rename('corpus.txt', 'my text.txt')
+    done = launch(f'{HERE}/prepare.py', '--dataset=日本.txt', status=2, PYTHONIOENCODING='cp1252')     # as on Windows
+    assert "dataset = '日本.txt'" in done.stdout
     arguments = ['train.py', *SMALL_RUN.split(), '--dataset=my text.txt', '--out_dir=my run', '--max_iters=2']
     write('cell.py', f'''import io, runpy, sys
 sys.argv = {arguments}
