@@ -35,7 +35,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder, read_json, visible)
+from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder, read_json, visible,
+                          write)
 from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size, count_words,
                        encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks, special_pattern)
 
@@ -457,7 +458,7 @@ def make_folder(folder, dataset, tokenizer, settings):
         meta.update(write_shards(new, tok, join_parts(read('encoding'))))
         meta['eot'] = tok.eot if meta['train']['documents'] > 1 else None       # None: the model never sees an end
         tok.save(new / 'tokenizer.json')
-        (new / 'meta.json').write_text(json.dumps(meta, indent=1))
+        write(new / 'meta.json', json.dumps(meta, indent=1))
     print_summary(meta)
 
 def write_shards(folder, tok, batches):
