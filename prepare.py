@@ -37,8 +37,9 @@ from tqdm import tqdm
 
 from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder, read_json, visible,
                           write)
-from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size, count_words,
-                       encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks, special_pattern)
+from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size,
+                       count_words, encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks,
+                       special_pattern)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such as "code/**", or a prepared folder

@@ -408,7 +408,7 @@ def choose_folder():
 def hold(folder):
     """
     Returns a context in which no other process trains in this folder, which disappears again if nothing is written
-    there (on Windows, it stays, but is empty). Raises UserError if another process trains there.
+    there. Raises UserError if another process trains there.
     """
     held = ExitStack()
     if not (RANK or eval_only):
