@@ -490,13 +490,15 @@ class Index:
         mixed = (keys[:, 1] * 0xC2B2AE3D27D4EB4F ^ keys[:, 0]) * 0x9E3779B97F4A7C15
         return (mixed >> 65 - len(self.slots).bit_length()).view(np.int64)
 
-    def find(self, keys, step=0):
-        """Returns the number of each key, 0 if it is missing. `step` slots after its first hold other keys."""
-        number = self.slots.take(self.hash(keys) + step, mode='wrap')
+    def find(self, keys, slot=None):
+        """Returns the number of each key, 0 if it is missing. `slot` is where to look, if not at its hash."""
+        if slot is None:
+            slot = self.hash(keys)
+        number = self.slots.take(slot, mode='wrap')
         differs = self.keys.take(number, axis=0) != keys
         other = np.flatnonzero((differs[:, 0] | differs[:, 1]) & (number != 0))
         if len(other):
-            number[other] = self.find(keys[other], step + 1)
+            number[other] = self.find(keys[other], slot[other] + 1)
         return number
 
     def add(self, keys):
