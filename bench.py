@@ -11,7 +11,6 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     python bench.py --what=formats                 # range and precision of fp32, fp16, bf16 and fp8
     python bench.py --what=toy                     # optimizers except Muon on a toy problem, rates too low to too high
     python bench.py --what=tokenizer --dataset=my_text.txt       # our tokenizer, compared with tiktoken and others
-    python bench.py --what=diagnose out/python/config.py         # statistics of a trained model, layer by layer
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
     python bench.py config/lab.py config/lab_ablations.py        # an experiment; see config/lab_*.py
 
@@ -25,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -43,13 +41,13 @@ import prepare
 import sample
 import train
 from configurator import Options, UserError, as_file, configure, launch
-from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choose_dtype, device_name, load_model,
-                   peak_flops, set_up)
+from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choose_dtype, device_name, peak_flops,
+                   set_up)
 from tokenizer import PATTERNS, Tokenizer
 
 # -----------------------------------------------------------------------------
-what = 'train'          # (train, sample, check, resources, formats, toy, tokenizer, diagnose, curves, compare or
-                        # scaling) what to do: train times a training step, scaling fits a law to what compare runs
+what = 'train'          # (train, sample, check, resources, formats, toy, tokenizer, curves, compare or scaling)
+                        # what to do: train times a training step, scaling fits a law to what compare runs
 steps = 20              # (>= 1, < 1e9) optimizer steps to measure
 warmup_steps = 5        # (>= 0, < 1e9) unmeasured steps before them
 samples = 1             # (>= 1, < 1e6) sample: texts generated at once
@@ -372,46 +370,6 @@ def contest(title, text, **contestants):
     for name, seconds in found.items():
         print_row(f'{title}: {name}', f'{median(seconds):.2f} s', f'{size / median(seconds):.1f} MB/s',
                   f'{median(seconds) / median(found["ours"]):.2f} x our time')
-
-# -----------------------------------------------------------------------------
-# Statistics of a trained model
-
-def bench_diagnose():
-    """Takes one more training step from a checkpoint, and prints statistics of each layer."""
-    folder = sample.find_checkpoint(train.out_dir)
-    model = load_model(folder)
-    optimizer = train.Optimizer(model)
-    train.restore(folder, optimizer, UNSCALED)
-    _, _, data, _ = train.open_data(None)
-    T = model.config.block_size
-    layers = diagnose(model, optimizer, data.batch(data.starts(0, 16, T, train.seed), T))
-    print_row(*layers[0])
-    for layer in layers:
-        print_row(*[f'{x:.2g}' for x in layer.values()])
-
-def diagnose(model, optimizer, batch):
-    """
-    Returns statistics of each layer in a step on a batch: rms of its output and (clipped) gradients, the update divided
-    by the weights, and the share of MLP units that stay below 0.01 of the rms of all.
-    """
-    layers = model.model.layers
-    before = deepcopy(layers)
-    outputs, units = [], []         # of each layer, and of its MLP
-    for layer in layers:
-        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        layer.mlp.down_proj.register_forward_pre_hook(lambda module, inputs: units.extend(inputs))
-    train.training_step(model, optimizer, UNSCALED, [batch], batch.size(1), train.learning_rate)
-    found = []
-    for layer, old, output, h in zip(layers, before, outputs, units, strict=True):
-        dead = h.abs().amax((0, 1)) < 0.01 * rms([h])
-        found.append({'layer': len(found), 'activations': rms([output]),
-                      'gradients': rms(w.grad for w in layer.parameters()),
-                      'rel. update': rms(map(torch.sub, layer.parameters(), old.parameters())) / rms(old.parameters()),
-                      'dead units': dead.float().mean()})
-    return found
-
-def rms(tensors):
-    return torch.nn.utils.parameters_to_vector(tensors).square().mean().sqrt().item()
 
 # -----------------------------------------------------------------------------
 # Experiments: every variant is a train.py command, run with every seed

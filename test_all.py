@@ -2161,7 +2161,7 @@ def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
     options = '--optimizer=sgd --learning_rate=1e30 --log_interval=50 --eval_interval=5 --sample_tokens=5 --out_dir=b'
     assert 'at step 5' in refusal(f'train.py {SMALL_RUN} {options}', status=3)      # no sample of nan
     assert 'no checkpoint' in refusal(f'train.py {SMALL_RUN} --out_dir=b --init_from=resume')
-    for line in 'sample.py --out_dir=b', f'train.py {SMALL_RUN} --init_from=b', 'bench.py --what=diagnose --out_dir=b':
+    for line in 'sample.py --out_dir=b', f'train.py {SMALL_RUN} --init_from=b':
         assert 'b has no checkpoint yet; wait for the first one' in refusal(line)
     assert train_here('b', '--max_iters=1').kept == [1]           # nothing is lost if it begins again
 
@@ -2835,35 +2835,6 @@ def test_bench_resources_gives_the_known_answers_about_gpt2_and_chinchilla():
     c = small_config(vocab_size=257, n_layer=4)
     less, more = [bench.memory(c, B, 'cpu', 'float32').total() for B in (most, most + 1)]
     assert less <= 0.2e9 < more
-
-# -- diagnosis
-def rms(tensors):
-    """Returns the root mean square of all elements."""
-    x = torch.cat([tensor.flatten() for tensor in tensors])
-    return x.square().mean().item() ** 0.5
-
-def test_diagnose_finds_what_is_in_a_model(monkeypatch):
-    model = small_gpt(n_kv_head=2, mlp='gelu')
-    _, second = model.model.layers
-    second.mlp.up_proj.weight.data[:16] = 0             # 16 of 128 units are dead
-    outputs = []
-    second.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-    monkeypatch.setattr('train.grad_clip', 0)
-    before = rms(second.parameters())
-    optimizer = make_optimizer(model, 'sgd', weight_decay=0.0)
-    a, b = bench.diagnose(model, optimizer, bench.random_batch(model.config, 3, 'cpu'))
-    gradients = rms(w.grad for w in second.parameters())
-    assert a['dead units'] == 0
-    assert b == pytest.approx({'layer': 1, 'activations': rms(outputs), 'gradients': gradients, 'dead units': 16 / 128,
-                               'rel. update': train.learning_rate * gradients / before}, rel=1e-3)
-
-def test_bench_diagnose_takes_the_options_and_moments_of_the_run(monkeypatch):
-    train_here('out/a', '--n_layer=3 --max_iters=6')
-    monkeypatch.setattr('bench.diagnose', Mock(side_effect=bench.diagnose))
-    cells = table(run_bench('--what=diagnose out/a/config.py --vocab_size=280'))
-    assert int(bench.diagnose.call_args.args[1].t) == 7         # one step more than the run
-    updates = [float(cells[layer][-2]) for layer in '012']
-    assert min(updates) > 0.8 * max(updates)        # muon updates the matrices of all layers
 
 # -- experiments
 @pytest.fixture
