@@ -695,12 +695,13 @@ def to_gpt2(tensors):
     return out
 
 def from_gpt2(tensors, names):
-    """Inverse of to_gpt2 for these names of ours. Older files also have masks, which are left out."""
+    """Inverse of to_gpt2 for these names of ours, as far as they are there. Masks in older files are left out."""
     tensors = {name.removeprefix('transformer.'): x for name, x in tensors.items()}
-    tensors.setdefault('lm_head.weight', tensors['wte.weight'])
     out = {}
     for ours in names:
         theirs = gpt2_name(ours)
+        if theirs not in tensors:
+            continue
         x = tensors[theirs].t() if '.c_' in theirs else tensors[theirs]
         part = re.search('[qkv](?=_proj)', ours)
         out[ours] = x.chunk(3)['qkv'.index(part[0])] if part else x

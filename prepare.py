@@ -69,6 +69,13 @@ def check_options(tokenizer, vocab_size):
     if separator in 'n nn rn t'.split():        # A shell removes an unquoted backslash
         raise UserError(f'separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator="\\n"')
 
+def check_prepared(dataset, given):
+    """Raises UserError if options that are given for a prepared folder, {name: argument}, would have no effect."""
+    for name in 'val_dataset', 'val_fraction', 'separator', 'text_field', 'pattern', 'shard_tokens':
+        if given.get(name, '').startswith('--'):        # not in the config.py of a run
+            raise UserError(f'{given[name]} has no effect on {dataset}, which is prepared; leave it out, or use the '
+                            f'text itself as --dataset')
+
 # -----------------------------------------------------------------------------
 # Files and their splits
 
@@ -498,6 +505,8 @@ def read_meta(folder):
     """Returns a data folder's meta.json, or one made for nanoGPT's. Raises UserError if a shard has another size."""
     try:
         meta = read_nanogpt(folder) if (folder / 'train.bin').exists() else read_json(folder / 'meta.json')
+        if (type(meta['source']), type(meta['vocab_size'])) != (str, int):
+            raise TypeError('its source or vocab_size has another type')
         for shard in meta['train']['shards'] + meta['val']['shards']:
             size = (folder / shard['name']).stat().st_size
             if size != shard['tokens'] * np.dtype(meta['dtype']).itemsize:
@@ -602,6 +611,8 @@ def epoch_order(seed, epoch, n, T):
 # -----------------------------------------------------------------------------
 
 def main():
+    if is_prepared(dataset):
+        check_prepared(dataset, config.source)
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
     read_meta(folder)
     print(f'ready: {folder}')

@@ -1165,6 +1165,7 @@ llama | config.json | "rope_theta" | "rope_scaling": {"type": "linear", "factor"
 llama | config.json | max_position | maximum_position | config.json describes no model .KeyError
 llama | config.json | "vocab_size": 50 | "vocab_size": 60 | do not match
 llama | model.safetensors | embed_tokens | my_embedding | do not match
+gpt2 | config.json | "tie_word_embeddings": true | "tie_word_embeddings": false | do not match
 no norm | config.json | "gpt_config": { | "gpt_config": {"height": 2, | config.json describes no model .TypeError
 llama | config.json | "rms_norm_eps": 1e-05 | "rms_norm_eps": 1e9 | describes no model .UserError: norm_eps = .* < 1
 llama | config.json | "num_hidden_layers": 2 | "num_hidden_layers": true | describes no model .UserError: n_layer = True
@@ -2982,6 +2983,8 @@ prepare.py --dataset=comma.csv | cannot read row 1 of comma.csv (Error: it does 
 prepare.py --dataset=a.parquet --text_field=c | (fields: a, b); use another --text_field
 prepare.py --dataset=cut.txt.zst | cannot read cut.txt.zst (EOFError
 prepare.py --dataset=cut | val.bin
+prepare.py --dataset=cut --val_fraction=0.5 | --val_fraction=0.5 has no effect on cut, which is prepared
+train.py --dataset=cut --separator=x | --separator=x has no effect on cut
 prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=bep | bep
 prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object is not a mapping)

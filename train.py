@@ -74,7 +74,7 @@ optimizer = 'muon'      # (muon, adamw, adam, rmsprop, adagrad, momentum or sgd)
 learning_rate = 6e-3    # (>= 0, < 1e38) highest rate, reached after warmup_iters
 adamw_scale = 4.0       # (>= 0, < 1e9) with muon: rate multiplier for head (also if tied), norms, biases, positions
 embed_scale = 20.0      # (>= 0, < 1e9) with muon: rate multiplier for value embeddings, and for tokens' unless tied
-min_lr = -1.0           # (>= -1, < 1e9) learning rate at max_iters, at most learning_rate (-1: a twentieth of it)
+min_lr = -1.0           # (>= -1, < 1e9) learning rate at max_iters, at most learning_rate (below 0: a twentieth of it)
 warmup_iters = 40       # (>= 0, < 1e10) steps in which the rate rises from 0
 lr_decay = 'linear'     # (linear or cosine) linear: in the last 65% of the steps
 weight_decay = 0.1      # (>= 0, < 1e9) for matrices (with muon, only those that it updates), not for norms and biases
@@ -381,7 +381,9 @@ def check_options():
     if RANK >= WORLD_SIZE or (WORLD_SIZE > 1 and 'MASTER_ADDR' not in os.environ):
         raise UserError('RANK and WORLD_SIZE in the environment are not from torchrun; use torchrun, or unset both')
     model_config()          # checks its fields
-    if not prepare.is_prepared(dataset):
+    if prepare.is_prepared(dataset):
+        prepare.check_prepared(dataset, config.source)
+    else:
         prepare.check_options(tokenizer, vocab_size)
 
 def model_config(options=config, **others):
