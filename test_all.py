@@ -1625,14 +1625,11 @@ def test_a_damaged_shard_is_refused_when_it_is_read():
 
 # -----------------------------------------------------------------------------
 # sample.py
-def test_next_token_probs_and_draw():
+def test_temperature_top_k_and_top_p_by_hand():
     logits = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
-    probs = sample.next_token_probs(logits)
-    near(probs, [[0.15, 0.5, 0.05, 0.3]], 1e-6)
-    assert [sample.draw(probs, torch.tensor([u])).item() for u in (0.64, 0.66)] == [1, 2]
+    near(sample.next_token_probs(logits), [[0.15, 0.5, 0.05, 0.3]], 1e-6)
     probs = sample.next_token_probs(logits, temperature=0.5, top_k=3, top_p=0.9)
     near(probs, [[0, 100 / 136, 0, 36 / 136]], 1e-6)
-    assert sample.draw(probs, torch.tensor([0.75])) == 3
 
 @given(strategies.lists(strategies.integers(-20, 20), min_size=1, max_size=30, unique=True),
        strategies.floats(0.2, 5), strategies.integers(0, 40), strategies.floats(0.01, 1))
@@ -1649,7 +1646,7 @@ def test_next_token_probs_are_those_of_numpy(logits, temperature, top_k, top_p):
     found = sample.next_token_probs(logits, temperature=temperature, top_k=top_k, top_p=top_p)
     near(found[0], want, 1e-4)
 
-def test_draw_takes_tokens_as_often_as_their_probabilities_say():
+def test_draw_takes_each_id_with_its_probability():
     probs = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
     u = torch.linspace(0, 1 - 2 ** -24, 10_001)         # up to the largest value of torch.rand
     counts = torch.bincount(sample.draw(probs.expand(10_001, 6), u), minlength=6)
@@ -1657,81 +1654,69 @@ def test_draw_takes_tokens_as_often_as_their_probabilities_say():
     assert not counts[probs == 0].any()
 
 @torch.no_grad()
-def plain_generate(model, prompt, n, seed=0, **options):
-    """Returns the ids that follow a prompt: generate() for one text, without a cache or an end."""
+def plain_generate(model, prompt, n, seed, **options):
+    """Returns the n ids that follow a prompt, without a cache: what generate() does for one text."""
     block_size = model.config.block_size
-    text, context = [*prompt], prompt[-block_size:]
+    context, new = prompt[-block_size:], []
     for u in torch.rand(n, generator=torch.Generator().manual_seed(seed)):
-        probs = sample.next_token_probs(model(torch.tensor([context]))[:, -1], [text], **options)
-        id = sample.draw(probs, u[None]).item()
-        text.append(id)
-        context.append(id)
+        logits = model(torch.tensor([context]))[:, -1]
+        new.append(sample.draw(sample.next_token_probs(logits, **options), u[None]).item())
+        context.append(new[-1])
         if len(context) > block_size:           # the last half stays
             context = context[-max(block_size // 2, 1):]
-    return text[len(prompt):]
-
-@parametrize('name, block_size', [('qwen3', 16), ('gpt2', 16), ('naive', 2), ('qwen3', 1)])
-def test_generate_equals_the_plain_loop_past_the_context(name, block_size):
-    model = small_gpt(name, block_size=block_size)
-    for length in 1, 16, 20:
-        prompt = random_ids(length).tolist()
-        for options in dict(temperature=0), dict(top_k=9, seed=length):
-            assert draws(model, [prompt], 30, **options) == [plain_generate(model, prompt, 30, **options)]
-
-def test_generate_takes_the_likeliest_token_after_the_last_half_of_a_full_context():
-    model = small_gpt(block_size=4)
-    text = [1, 2, 3, 4, 5]
-    for id, length in zip(draws(model, [text], 5, temperature=0)[0], (4, 2, 3, 4, 2)):
-        assert id == model(torch.tensor([text[-length:]]))[0, -1].argmax()
-        text.append(id)
+    return new
 
 @parametrize('options', [{}, dict(top_k=20, top_p=0.8), dict(temperature=0), dict(temperature=2.0, top_p=0.5)])
-@parametrize('name', ['qwen3 gqa', 'llama mqa', 'gpt2', 'no norm', 'naive', 'value embeddings'])
-def test_generate_gives_each_text_of_a_batch_what_its_prompt_and_seed_give_alone(name, options):
-    model = small_gpt(name)
+@parametrize('name, block_size', [('qwen3 gqa', 16), ('llama mqa', 16), ('gpt2', 16), ('no norm', 16),
+                                  ('value embeddings', 16), ('naive', 2), ('qwen3', 1)])
+def test_a_batch_has_the_texts_of_plain_loops(name, block_size, options):
+    """The prompts are shorter and longer than the context, and a text's seed is that of the batch + its index."""
+    model = small_gpt(name, block_size=block_size)
     prompts = [[1], [2] * 5, [3] * 16, [4] * 30, [5] * 17, [1]]
-    together = draws(model, prompts, 18, seed=7, **options)
-    for i, prompt in enumerate(prompts):
-        assert [together[i]] == draws(model, [prompt], 18, seed=7 + i, **options)
-    assert options.get('temperature') == 0 or together[0] != together[5]
+    each = [plain_generate(model, prompt, 18, 7 + b, **options) for b, prompt in enumerate(prompts)]
+    assert draws(model, prompts, 18, seed=7, **options) == each
+    assert draws(model, prompts[1:2], 18, seed=8, **options) == each[1:2]           # alone, it fills the cache later
+    assert options.get('temperature') == 0 or each[0] != each[5]
 
-def test_generate_ends_a_text_at_its_end_and_the_batch_with_its_last_text(monkeypatch):
+def test_a_text_stops_before_its_end_token():
     model = small_gpt()
-    free = draws(model, [[0]], 60)[0]
-    ends = [free[9], free[3]]
-    ended = free[:min(map(free.index, ends))]
-    has_ended = lambda text: text[-1] in ends           # noqa: E731
-    assert draws(model, [[0]], 60, has_ended=has_ended) == [[*ended, None]]
-    first, _ = draws(model, [[0], [1]], 60, has_ended=has_ended)
-    assert first[:len(ended)] == ended and {*first[len(ended):]} == {None}
-    decode = Mock(side_effect=model.decode)         # each token but the first takes one step
-    monkeypatch.setattr(model, 'decode', decode)
-    draws(model, [[1], [2, 3]], 9)
-    assert decode.call_count == 8
-    [ids] = draws(model, [[0]], 100, vocab_size=10)         # ids that the tokenizer lacks are never drawn
+    free = draws(model, [[0]], 9)[0]
+    end = free[5]
+    assert draws(model, [[0]], 9, has_ended=lambda text: text[-1] == end) == [[*free[:free.index(end)], None]]
+
+def test_a_batch_stops_with_its_last_text():
+    has_ended = lambda text: len(text) > 2 + text[0]            # noqa: E731
+    short, long = draws(small_gpt(), [[0], [3]], 9, has_ended=has_ended)
+    assert [id is None for id in short] == [False] + 4 * [True]
+    assert [id is None for id in long] == 4 * [False] + [True]
+
+def test_ids_without_a_token_are_never_drawn():
+    [ids] = draws(small_gpt(), [[0]], 100, vocab_size=10)
     assert max(ids) < 10
 
-def test_generate_lets_a_sampling_option_see_all_texts_and_change_logits_in_place(monkeypatch):
-    """Here is one that forbids repetitions, past the context."""
-    seen, plain = [], sample.next_token_probs
+def test_each_token_takes_one_step_of_the_model(monkeypatch):
+    model = small_gpt()
+    monkeypatch.setattr(model, 'decode', Mock(side_effect=model.decode))
+    draws(model, [[1], [2, 3]], 9)
+    assert model.decode.call_count == 8         # the first token comes from the prompt
+
+def test_a_sampling_option_may_forbid_repetitions(monkeypatch):
+    """It sees all ids of each text, also those before the context, and changes logits in place."""
+    plain = sample.next_token_probs
 
     def never_again(logits, texts):
-        seen.append([[*text] for text in texts])
         for row, text in zip(logits, texts):
             row[text] = -math.inf
         return plain(logits)
 
     monkeypatch.setattr(sample, 'next_token_probs', never_again)
-    model = small_gpt()
-    sample.prepare_model(model, 'cpu', 'float32', False, rows=2)
     prompts = [[7], [*range(19)]]
-    found = [prompt + new for prompt, new in zip(prompts, draws(model, prompts, 30))]
-    assert all(len(text) == len(set(text)) for text in found)
-    assert seen == [[text[:i - 30] for text in found] for i in range(30)]
+    for prompt, new in zip(prompts, draws(small_gpt(), prompts, 30)):
+        assert len({*prompt, *new}) == len(prompt) + 30
 
 @parametrize('options', [dict(temperature=1e-38), dict(temperature=1e-6, top_k=3), dict(top_p=1e-300),
                          dict(top_p=0.0, top_k=3), dict(temperature=0, top_p=0.5)])
-def test_generate_takes_the_likeliest_token_if_an_option_is_near_zero(options):
+def test_an_option_near_zero_takes_the_likeliest(options):
     model = small_gpt()
     model.lm_head.weight.data *= 100        # divided by a tiny temperature, logits overflow
     assert draws(model, [[1], [2]], 20, **options) == draws(model, [[1], [2]], 20, temperature=0)
@@ -1739,60 +1724,74 @@ def test_generate_takes_the_likeliest_token_if_an_option_is_near_zero(options):
 # -- speed
 @needs_compiler
 @parametrize('B', [1, 2])
-@torch.no_grad()
-def test_prepare_model_compiles_the_same_generation(B):
+def test_a_compiled_model_generates_the_same(B):
     model = small_gpt(n_layer=1, bias=True)
     prompts = random_ids(B, 3).tolist()
-    plain = list(generate(model, prompts, 4, temperature=0))
+    plain = draws(model, prompts, 4, temperature=0)
     with torch._inductor.config.patch(freezing=False):          # restored after the test
         sample.prepare_model(model, 'cpu', 'float32', True, B)
-        assert list(generate(model, prompts, 4, temperature=0)) == plain
+        assert draws(model, prompts, 4, temperature=0) == plain
 
-@pytest.mark.skipif(not can_pack('cpu'), reason='needs FBGEMM')
+needs_fbgemm = pytest.mark.skipif(not can_pack('cpu'), reason='needs FBGEMM')
+
 @torch.no_grad()
-def test_prepare_model_packs_matrices_in_float16_alone():
-    model, other, idx = small_gpt(bias=True), small_gpt(), random_ids(3, 5)
+@parametrize('dtype', ['bfloat16', pytest.param('float16', marks=needs_fbgemm)])
+def test_half_precision_changes_logits_a_little(dtype):
+    model, idx = small_gpt(bias=True), random_ids(3, 5)
     want = model(idx)
-    sample.prepare_model(model, 'cpu', 'float16', False, rows=3)
+    sample.prepare_model(model, 'cpu', dtype, False, rows=3)
     assert not torch.equal(model(idx), want)
-    close(model(idx), want, rtol=5e-3, atol=5e-3)
-    sample.prepare_model(other, 'cpu', 'bfloat16', False, rows=1)
-    assert other.lm_head.weight.dtype == other.compute_dtype == torch.bfloat16
+    near(model(idx), want, dict(float16=5e-3, bfloat16=0.1)[dtype])
+    assert model.compute_dtype == dict(float16=torch.float32, bfloat16=torch.bfloat16)[dtype]       # float16 is packed
 
 # -- the command
-def test_prompt_ids_begin_with_what_opens_a_text_or_with_a_new_document_or_line():
+@parametrize('prompt', ['def', '<s>def', '</s>', ''])
+def test_a_prompt_begins_with_its_opening_id_once(prompt):
     save_llama2()
     tok = load_tokenizer('t.json')
-    for prompt in 'def', '<s>def', '</s>', '':
-        assert prompt_ids(tok, prompt, [2]) == [1, *tok.encode(prompt.removeprefix('<s>'))]
+    assert prompt_ids(tok, prompt, [2]) == [1, *tok.encode(prompt.removeprefix('<s>'))]
+
+def test_an_empty_prompt_begins_a_document_or_line():
     assert [prompt_ids(byte_tokenizer(), '', ends) for ends in ([256, 7], [])] == [[256], [10]]
     assert prompt_ids(CharTokenizer('ACGT'), '', []) == [0]
 
-def write_run(name, tok=None, age=0):
-    """Saves a run of a random model, `age` seconds old. Returns its checkpoint."""
+def write_run(name, tok=None):
+    """Saves a run of a random model. Returns its checkpoint."""
     tok = tok or byte_tokenizer()
     folder = save(small_gpt(vocab_size=tok.vocab_size), f'out/{name}/step_00000001', eot=tok.eot)
     os.remove(folder / 'manifest.json')
     tok.save(folder / 'tokenizer.json')
-    made = time.time() - age
-    os.utime(folder, (made, made))
     return folder
+
+def sample_once(folder, **options):
+    """Runs sample.py for one text, of two tokens unless options say otherwise."""
+    run_main(sample, out_dir=folder, **dict(num_samples=1, max_new_tokens=2) | options)
 
 def texts_in(output):
     return output.removesuffix('\n').split('\n' + '-' * 40 + '\n')
 
-def test_sample_prints_byte_by_byte_what_is_decoded_at_once(printed):
-    out_dir = write_run('a')
-    run_main(sample, start='é', num_samples=5, max_new_tokens=60, seed=1, out_dir=out_dir)
+def test_a_text_shown_in_parts_is_complete(printed):
+    """The first text is decoded byte by byte, the others at once. Many characters of a random model are broken."""
+    options = dict(start='é', max_new_tokens=60)
+    folder = write_run('a')
+    sample_once(folder, num_samples=5, seed=1, **options)
     together = texts_in(printed())
     for i, text in enumerate(together):
-        run_main(sample, start='é', num_samples=1, max_new_tokens=60, seed=1 + i, out_dir=out_dir)
+        sample_once(folder, seed=1 + i, **options)
         assert texts_in(printed()) == [text]
     assert '\ufffd' in ''.join(together) and len({*together}) == 5
 
-def test_sample_takes_the_newest_run_and_its_newest_intact_checkpoint(capsys):
+def test_each_token_is_shown_at_once():
+    """A pipe shows nothing until it is flushed."""
+    stream, shown = io.StringIO(), []
+    stream.flush = lambda: shown.append(stream.getvalue())
+    with redirect_stdout(stream):
+        sample_once(write_run('a', CharTokenizer('ACGT')), start='A', max_new_tokens=5)
+    assert [len(text) for text in shown[:5]] == [2, 3, 4, 5, 6]
+
+def test_sample_takes_the_newest_intact_checkpoint(capsys):
+    write_run('older')
     save(small_gpt(vocab_size=257), 'out/new/step_00000001')
-    write_run('older', age=30)
     shutil.copytree('out/new/step_00000001', 'out/new/step_00000002')
     write('out/new/step_00000002/config.json', '{}')
     run_main(sample, temperature=0, max_new_tokens=9, start='ab', device='cpu')
@@ -1802,18 +1801,24 @@ def test_sample_takes_the_newest_run_and_its_newest_intact_checkpoint(capsys):
     texts = texts_in(out)
     assert texts == 4 * texts[:1] and texts[0].startswith('ab')
 
-def test_sample_reads_a_prompt_from_a_file_and_names_a_space_at_its_end(capsys):
-    folder = write_run('a', make_tokenizer('gpt2', 'it was a cat, it was a hat, and that was that. ' * 9))
-    write('p.txt', '\ufeffdéjà\nvu \n\n')
-    for start, begins, named in ('def', 'def', False), ('def ', 'def ', True), ('FILE:p.txt', 'déjà\nvu \n', False):
-        run_main(sample, out_dir=folder, start=start, num_samples=1, max_new_tokens=1)
-        out, err = capsys.readouterr()
-        assert out.startswith(begins) and not out.startswith(begins + '\n')
-        assert ('the prompt ends with a space' in err) == named
-    Path('p.txt').write_bytes(b'd\xe9j\xe0')
-    for name in 'p.txt', 'nothing.txt':
-        with refuses('cannot read the prompt .*; use FILE: and the path of a text in UTF-8'):
-            run_main(sample, out_dir=folder, start=f'FILE:{name}')
+def test_a_prompt_may_be_in_a_file(printed):
+    write('p.txt', '\ufeffdéjà\nvu \n\n')           # with a byte order mark, and an editor's line break
+    sample_once(write_run('a', make_tokenizer('gpt2')), start='FILE:p.txt')
+    out = printed()
+    assert out.startswith('déjà\nvu \n') and not out.startswith('déjà\nvu \n\n')
+
+@parametrize('name', ['latin.txt', 'nothing.txt'])
+def test_a_prompt_that_is_no_text_is_refused(name):
+    Path('latin.txt').write_bytes(b'd\xe9j\xe0')
+    with refuses('cannot read the prompt .*; use FILE: and the path of a text in UTF-8'):
+        sample_once(write_run('a'), start=f'FILE:{name}')
+
+@parametrize('prompt, says', [('def ', 'the prompt ends with a space'), ('a b ' * 30 + 'c', 'sees only the last 16')])
+def test_sample_warns_of_a_prompt(prompt, says, capsys):
+    folder = write_run('a', make_tokenizer('gpt2'))
+    for start in prompt, 'def':
+        sample_once(folder, start=start)
+        assert (says in capsys.readouterr().err) == (start == prompt)
 
 # -- GGUF
 # llama.cpp's names, and ours
@@ -1830,17 +1835,25 @@ FIELDS_OF_GGUF = {
     'attention.key_length': 'head_dim', 'attention.value_length': 'head_dim', 'rope.freq_base': 'rope_theta',
     'attention.layer_norm_epsilon': 'norm_eps', 'attention.layer_norm_rms_epsilon': 'norm_eps'}
 
-def weights_of_gguf(reader, kind, c):
+def read_gguf(path='m.gguf'):
+    """Returns the fields and tensors of a GGUF file."""
+    import gguf
+    reader = gguf.GGUFReader(path)
+    fields = {key.removeprefix('tokenizer.ggml.'): field.contents() for key, field in reader.fields.items()}
+    return fields, reader.tensors
+
+def weights_of_gguf(tensors, kind, c):
     """Returns the state_dict in a GGUF file, without a tied head."""
     weights, heads = {}, dict(attn_q=c.n_head, attn_k=c.n_kv_head) if kind == 'llama' else {}
-    for tensor in reader.tensors:
+    for tensor in tensors:
         x = torch.tensor(tensor.data)
         part = tensor.name.split('.')[-2]
         name = tensor.name.replace('blk', 'model.layers').replace(f'{part}.', f'{WEIGHTS_OF_GGUF[part]}.')
         if part in heads:       # rows that rope rotates as a pair are adjacent
             x = x.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).flatten(0, 2)
-        joined = zip('qkv', x.chunk(3)) if part == 'attn_qkv' else [('qkv', x)]
-        weights.update((name.replace('qkv', letter), third) for letter, third in joined)
+        thirds = zip('qkv', x.chunk(3)) if part == 'attn_qkv' else [('qkv', x)]
+        for letter, third in thirds:
+            weights[name.replace('qkv', letter)] = third
     return weights
 
 @pytest.fixture
@@ -1848,13 +1861,10 @@ def small_bpe():
     return make_tokenizer('gpt2', 'it was a cat, it was a hat, and that was that. ' * 9)
 
 @parametrize('name', EXPORTED)
-def test_write_gguf_holds_the_model_and_its_tokenizer(name, small_bpe):
-    import gguf
+def test_a_gguf_file_holds_the_model(name, small_bpe):
     model = small_gpt(name, vocab_size=1100)
-    write_gguf('m.gguf', model, small_bpe, [small_bpe.eot], 'float32')
-    reader = gguf.GGUFReader('m.gguf')
-    fields = {key: field.contents() for key, field in reader.fields.items()}
-
+    write_gguf('m.gguf', model, small_bpe, [], 'float32')
+    fields, tensors = read_gguf()
     c, kind = model.config, name.split()[0]
     assert fields['general.architecture'] == kind
     for key, ours in FIELDS_OF_GGUF.items():
@@ -1862,11 +1872,13 @@ def test_write_gguf_holds_the_model_and_its_tokenizer(name, small_bpe):
     want = model.state_dict()
     if c.tie_weights:
         del want['lm_head.weight']
-    for key, x in weights_of_gguf(reader, kind, c).items():
+    for key, x in weights_of_gguf(tensors, kind, c).items():
         assert torch.equal(x, want.pop(key)[:1100]), key
     assert not want
 
-    fields = {key.removeprefix('tokenizer.ggml.'): field for key, field in fields.items()}
+def test_a_gguf_file_holds_the_tokenizer(small_bpe):
+    write_gguf('m.gguf', small_gpt(vocab_size=1100), small_bpe, [small_bpe.eot], 'float32')
+    fields, _ = read_gguf()
     tokens, eot = fields['tokens'], small_bpe.eot
     assert [fields['model'], fields['pre'], fields['add_bos_token']] == ['gpt2', 'gpt-2', False]
     assert fields['merges'][:2] == ['a t', 'w a'] and len(fields['merges']) == len(small_bpe.merges)
@@ -1875,18 +1887,19 @@ def test_write_gguf_holds_the_model_and_its_tokenizer(name, small_bpe):
     assert fields['token_type'] == [1] * eot + [3] + [5] * (1099 - eot)         # normal, control, unused
 
 @parametrize('dtype, number', [('auto', 1), ('bfloat16', 30)])
-def test_sample_writes_a_gguf_file_in_float16_or_as_it_is_asked(dtype, number, small_bpe):
-    import gguf
+def test_gguf_matrices_are_float16_unless_asked(dtype, number, small_bpe):
     folder = write_run('a', small_bpe)
     rewrite(folder / 'config.json', eos_token_id=7)
-    run_main(sample, out_dir=folder, gguf='new/a/m.gguf', dtype=dtype)
-    reader = gguf.GGUFReader('new/a/m.gguf')
-    assert {len(tensor.shape): tensor.tensor_type for tensor in reader.tensors} == {1: 0, 2: number}
-    assert reader.fields['tokenizer.ggml.eos_token_id'].contents() == 7
-    for kind, tok in ('no norm', small_bpe), ('qwen3', byte_tokenizer()), ('qwen3', CharTokenizer('a')):
-        with refuses('only a Llama'):
-            write_gguf('other.gguf', small_gpt(kind, vocab_size=300), tok, [], 'float32')
-    assert not Path('other.gguf').exists()
+    sample_once(folder, gguf='new/a/m.gguf', dtype=dtype)
+    fields, tensors = read_gguf('new/a/m.gguf')
+    assert {len(tensor.shape): tensor.tensor_type for tensor in tensors} == {1: 0, 2: number}
+    assert fields['eos_token_id'] == 7
+
+@parametrize('name, tok', [('no norm', None), ('qwen3', byte_tokenizer()), ('qwen3', CharTokenizer('a'))])
+def test_a_model_that_gguf_lacks_is_refused(name, tok, small_bpe):
+    with refuses('only a Llama'):
+        write_gguf('m.gguf', small_gpt(name, vocab_size=300), tok or small_bpe, [], 'float32')
+    assert not Path('m.gguf').exists()
 
 # -----------------------------------------------------------------------------
 # train.py: optimizers, compared with torch's, and the schedule
