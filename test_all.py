@@ -1925,7 +1925,8 @@ def step_at(optimizer, lr):
     optimizer.step()
 
 @parametrize('rule, compiled', [*itertools.product(TORCHS, [False]), pytest.param('adamw', True, marks=needs_compiler)])
-def test_rules_are_torchs_with_clipping_and_decay_of_matrices_alone(rule, compiled):
+def test_each_rule_and_clipping_are_torchs(rule, compiled):
+    """The norm is clipped to 0.5, to 100 (which changes nothing) and not at all. Only matrices decay."""
     ours = GPT(GPTConfig(**GPT2 | SMALL))
     plain = twin(ours)
     optimizer = make_optimizer(ours, rule, adam_eps=1e-3, adamw_scale=9.0)         # adamw_scale affects only muon
@@ -1955,7 +1956,8 @@ def plain_muon(p, m, lr):
     p.sub_(lr * 0.2 * max(p.shape) ** 0.5 * x)
 
 @parametrize('compiled', [False, pytest.param(True, marks=needs_compiler)])
-def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_others(compiled):
+def test_muon_is_for_matrices_in_blocks(compiled):
+    """AdamW updates the others: embeddings at embed_scale times the rate, the rest at adamw_scale times."""
     ours = GPT(small_config(n_embd=64, n_kv_head=2, d_ff=96, bias=True, value_embeds=True))     # 32 crashes torch 2.7
     plain = twin(ours)
     optimizer = make_optimizer(ours, 'muon', adam_eps=1e-3, adamw_scale=2.0, embed_scale=3.0)
@@ -1980,43 +1982,37 @@ def test_muon_updates_the_matrices_of_the_blocks_and_adamw_the_others(compiled):
     near_weights(ours, plain, 1e-5)
 
 @parametrize('tied', [False, True])
-def test_make_groups_gives_an_embedding_the_rate_of_the_head_only_if_they_are_one(tied):
+def test_a_tied_embedding_has_the_heads_rate(tied):
     others, tables, *_ = make_optimizer(small_gpt(tie_weights=tied), 'muon').groups
     assert [('model.embed_tokens.weight' in group.names) for group in (others, tables)] == [tied, not tied]
-    model = small_gpt()
-    model.lm_head.weight.requires_grad_(False)          # also beside a frozen head
-    assert make_optimizer(model, 'muon').groups[1].names == ['model.embed_tokens.weight']
 
 @parametrize('rule', ['muon', *TORCHS])
-def test_frozen_weights_stay_as_they_are_under_every_rule(rule):
+def test_only_frozen_weights_stay_the_same(rule):
     model = small_gpt()
-    frozen = {'model.layers.0.mlp.up_proj.weight', 'model.layers.1.input_layernorm.weight', 'model.embed_tokens.weight'}
+    frozen = {'model.layers.0.mlp.up_proj.weight', 'model.layers.1.input_layernorm.weight', 'lm_head.weight'}
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     before = {name: w.clone() for name, w in model.named_parameters()}
     optimizer = make_optimizer(model, rule)
     model(random_ids(2, 8), random_ids(2, 8)).backward()
     optimizer.step(0.1)
-    same = {name for name, w in model.named_parameters() if torch.equal(w, before[name])}
-    assert same >= frozen and not any('lm_head' in name for name in same)
+    assert {name for name, w in model.named_parameters() if torch.equal(w, before[name])} == frozen
 
-def test_muon_updates_stacked_matrices_one_by_one():
-    model = small_gpt()
-    model.model.layers[0].mlp.experts = Linear(1, 1)
-    model.model.layers[0].mlp.experts.weight = torch.nn.Parameter(torch.randn(3, 8, 24))
-    optimizer = make_optimizer(model, 'muon')
-    [group] = [group for group in optimizer.groups if 'model.layers.0.mlp.experts.weight' in group.names]
-    before = group.flat[0].clone()
+def test_muon_takes_stacked_matrices_one_by_one():
+    """So that a mixture of experts may keep its matrices in one tensor."""
+    model, experts = small_gpt(), Linear(1, 1)
+    experts.weight = torch.nn.Parameter(torch.randn(3, 8, 24))
+    model.model.layers[0].mlp.experts = experts
+    optimizer = make_optimizer(model, 'muon', weight_decay=0.0)
+    before = experts.weight.detach().clone()
     optimizer.g.normal_()
     optimizer.step(0.1)
-    for matrix in (group.flat[0] - before * (1 - 0.1 * group.decay)).view(3, 8, 24):
-        singular = torch.linalg.svdvals(matrix) / (0.1 * 0.2 * 24 ** 0.5)
-        assert 0.6 < singular.min() and singular.max() < 1.3
+    singular = torch.linalg.svdvals(experts.weight - before) / (0.1 * 0.2 * 24 ** 0.5)
+    assert 0.6 < singular.min() and singular.max() < 1.3
 
 @parametrize('change', [torch.nn.Module.double, lambda model: model.model.update(dict(embed_tokens=Embedding(70, 32)))])
-def test_an_optimizer_notices_that_its_model_has_moved(change):
+def test_an_optimizer_notices_that_its_model_moved(change):
     optimizer = make_optimizer(small_gpt(), 'muon')
-    optimizer.step(0.1)
     change(optimizer.model)
     with pytest.raises(AssertionError, match='weight moved; make a new Optimizer'):
         optimizer.step(0.1)
@@ -2030,39 +2026,43 @@ def rates_of(steps, **options):
     return np.array(rates)
 
 @parametrize('decay, then', [('linear', [1.0, 1.0, 0.1 + 0.9 * 50 / 71.5]), ('cosine', [0.868, 0.858, 0.55])])
-def test_get_lr_warms_up_decays_and_stays(decay, then):
+def test_the_rate_warms_up_decays_and_stays(decay, then):
     rates = rates_of(190, min_lr=0.1, warmup_iters=10, max_iters=110, lr_decay=decay)
     near(rates[[0, 5, 10, 35, 36, 60, 110, 190]], [0.0, 0.5, 1.0, *then, 0.1, 0.1], 1e-3)
-    # The floor is never above learning_rate.
-    assert rates_of(100, min_lr=3.0, warmup_iters=10, max_iters=100, lr_decay=decay).max() == 1.0
 
 @parametrize('decay', ['linear', 'cosine'])
 @parametrize('warmup_iters', [1, 40, 99, 150])
-def test_get_lr_never_jumps(decay, warmup_iters):
+def test_the_rate_never_jumps(decay, warmup_iters):
     rates = rates_of(100, warmup_iters=warmup_iters, max_iters=100, lr_decay=decay)[1:]
     assert abs(np.diff(rates)).max() < 0.04
     assert (np.diff(np.sign(np.diff(rates))) <= 0).all()        # it rises, then falls
+
+def test_min_lr_does_not_raise_the_rate():
+    assert rates_of(100, min_lr=3.0, warmup_iters=10, max_iters=100).max() == 1.0
 
 # -- what a run computes and leaves behind
 def options_in(path):
     return configurator.run_file(str(path), Options(dict(train.config)))
 
-def test_a_run_leaves_what_was_promised(printed):
+def test_a_run_learns_and_logs_each_step():
     run = train_here('a', '--max_iters=12 --eval_interval=5')
     assert len(run.losses) == 12 and len(run.val_losses) == 3 and run.losses[-1] < run.losses[0] - 0.5
     assert run.steps[-1]['tokens'] == 12 * 8 * 16
-    assert run.kept == [10, 12]
-    # Each card quotes the evaluation of its own weights.
-    for step, loss in zip(run.kept, run.val_losses[1:]):
+
+def test_each_card_quotes_the_evaluation_of_its_weights():
+    run = train_here('a', '--max_iters=12 --eval_interval=5')
+    for step, loss in zip([10, 12], run.val_losses[1:], strict=True):
         card = Path(f'a/step_{step:08d}/README.md').read_text()
         for text in 'corpus', f'{step * 8 * 16:,} tokens', f'{step} steps', f'{loss:.4f}', 'license:':
             assert text in card
-    again = train_here('b', 'a/config.py --out_dir=b --init_from=scratch')          # its options reproduce it
-    assert again.bits == run.bits
-    assert command('train.py a/config.py --n_embd=96 --out_dir=c --init_from=scratch --max_iters=1') == 0
+
+def test_config_py_reproduces_its_run():
+    run = train_here('a', '--max_iters=3')
+    assert train_here('b', 'a/config.py --out_dir=b --init_from=scratch').bits == run.bits
+    assert command('train.py a/config.py --n_embd=96 --out_dir=c --init_from=scratch') == 0
     assert read_json(Run('c').last / 'config.json')['intermediate_size'] == 256         # derived anew
 
-def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
+def test_training_is_a_dozen_lines_of_torch():
     options = '--max_iters=8 --micro_batch_size=2 --optimizer=adamw --adam_eps=1e-3 --grad_clip=0.5 --seed=5 --bias'
     run = train_here('a', options)
     folder = data_folder('corpus-byte')
@@ -2071,35 +2071,32 @@ def test_training_is_what_a_dozen_lines_with_torchs_own_optimizer_do():
     model = GPT(load_model(run.last).config)
     optimizer = torchs('adamw', model.parameters())
     for step, entry in enumerate(run.steps):
-        x, y = data.batch(data.starts(8 * step, 8, 16, 5), 16, 'cpu')
+        x, y = data.batch(data.starts(8 * step, 8, 16, 5), 16)
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         lr = 6e-3 * min((step + 1) / 2, 0.05 + 0.95 * (7 - step) / (0.65 * 8), 1)
         step_at(optimizer, lr)
-        near(entry['loss'], loss, 1e-5)
-        near(entry['grad_norm'], norm, 1e-4)
-        near(entry['lr'], lr, 1e-7)
+        near([entry['loss'], entry['grad_norm'], entry['lr']], [loss.item(), norm.item(), lr], 1e-4)
     near_weights(load_model(run.last), model, 1e-5)
 
-def test_evaluate_gives_the_mean_over_every_token_or_over_windows_spread_evenly():
+def test_evaluations_are_means_over_their_tokens():
+    """The last one has every token, the others windows that are spread evenly. The end of a document has no bytes."""
     run = train_here('a', '--max_iters=3 --dropout=0.5 --tokenizer=bpe --vocab_size=300')
     ids = torch.from_numpy(np.fromfile(data_folder('corpus-bpe300') / 'val_000.bin', np.uint16)).long()
     model = load_model(run.last).eval()
-    each = []
+    nats = []           # of each window
     for x, y in zip(ids[:-1].split(16), ids[1:].split(16)):
-        each += F.cross_entropy(model(x[None])[0], y, reduction='none').tolist()
-    near(run.full_loss, sum(each) / len(each), 1e-5)
-    windows = [sum(each[i:i + 16]) for i in range(0, len(each) - 15, 16)]
-    first = sorted(range(len(windows)), key=lambda i: i * (math.sqrt(5) - 1) / 2 % 1)[:20]
-    near(run.val_losses[-1], sum(windows[i] for i in first) / 320, 1e-5)
-    tok = load_tokenizer(run.last / 'tokenizer.json')
-    targets = [ids[16 * i + 1:16 * i + 17] for i in first]
-    known = sum(len(tok.decode_bytes(part[part != tok.eot].numpy())) for part in targets)
-    near(run.log[-2]['val_bpb'], run.val_losses[-1] * 320 / math.log(2) / known, 1e-5)
+        nats.append(F.cross_entropy(model(x[None])[0], y, reduction='sum').item())
+    sampled, last = run.log[-2:]
+    near(last['full_val_loss'], sum(nats) / (len(ids) - 1), 1e-5)
+    text = load_tokenizer(run.last).decode(ids[1:].tolist()).replace(END_OF_TEXT, '')
+    near(last['full_val_bpb'], sum(nats) / math.log(2) / len(text.encode()), 1e-5)
+    first = sorted(range((len(ids) - 1) // 16), key=lambda i: i * (math.sqrt(5) - 1) / 2 % 1)[:20]
+    near(sampled['val_loss'], sum(nats[i] for i in first) / 320, 1e-5)
 
-def test_dropout_is_fresh_at_every_step_and_micro_batch():
+def test_dropout_is_fresh_in_every_micro_batch():
     write('a.txt', 'a' * 4000)        # all sequences are the same; only dropout differs
     options = '--dataset=a.txt --max_iters=6 --learning_rate=0'
     assert len({*train_here('a', options).losses}) == 1
@@ -2108,7 +2105,7 @@ def test_dropout_is_fresh_at_every_step_and_micro_batch():
     assert len({*one.losses, *two.losses}) == 12        # the second micro-batch drops different units
 
 @parametrize('T', [16, 8, 12, 5])
-def test_micro_batches_share_the_sequences_of_a_step_among_processes(T, monkeypatch):
+def test_processes_share_the_sequences_of_a_step(T, monkeypatch):
     starts, seen = [*range(12)], []
     data = Mock(batch=lambda starts, T, device: seen.append(starts))
     run = Mock(train_data=data, T=16, state=train.State(step=3))
@@ -2125,7 +2122,14 @@ def test_half_precision_trains_as_float32_does(dtype):
     near(half.losses, full.losses, 0.02)
     near(half.steps[0]['grad_norm'], full.steps[0]['grad_norm'], 0.1)           # unscaled
 
-def test_a_second_loss_is_minimized_and_logged_by_its_name(monkeypatch):
+def test_a_compiled_run_ends_with_the_same_checkpoint(monkeypatch):
+    """Its weights have the same names, too. torch's eager backend makes compiling fast."""
+    monkeypatch.setattr('torch.compile', partial(torch.compile, backend='eager'))
+    monkeypatch.setattr('model.choose_compile', lambda compile, device, flops: compile)
+    runs = [train_here(f'run{switch}', f'--max_iters=2 --compile={switch}') for switch in (False, True)]
+    near_weights(*[load_model(run.last) for run in runs], 1e-5)
+
+def test_a_second_loss_is_minimized_and_logged(monkeypatch):
     plain, forward = train_here('a', '--max_iters=6'), MLP.forward
 
     def with_decay(self, x, info):
@@ -2134,50 +2138,57 @@ def test_a_second_loss_is_minimized_and_logged_by_its_name(monkeypatch):
 
     monkeypatch.setattr(MLP, 'forward', with_decay)
     run = train_here('b', '--max_iters=6')
-    means = train_here('c', '--max_iters=6 --log_interval=3 --micro_batch_size=2').steps
     decays = [entry['decay'] for entry in run.steps]
     assert plain.losses[0] == run.losses[0] and decays == sorted(decays)[::-1] and decays[-1] < 0.96 * decays[0]
-    for name in 'decay', 'loss':
-        each = [entry[name] for entry in run.steps]
-        near([entry[name] for entry in means], [each[0], sum(each[1:3]) / 2, sum(each[3:]) / 3], 1e-4)
     model, idx = small_gpt(), random_ids(2, 8)
-    near(model.eval()(idx, idx), cross_entropy(model(idx), idx), 1e-5)         # an evaluation leaves it out
+    near(model(idx, idx), cross_entropy(model(idx), idx), 1e-5)         # an evaluation leaves it out
 
-def test_old_checkpoints_go_and_the_best_stays(printed, monkeypatch):
-    # Validation text is noise, which training makes ever less likely.
+def test_an_evaluation_prints_a_sample(printed):
+    train_here('a', '--max_iters=1 --sample_tokens=20 --sample_start=def')
+    [text] = re.findall('\n-{40}\n(def.+)\n-{40}\n', printed(), re.S)
+    assert len(text) > 3
+
+NOISE = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
+
+@pytest.fixture
+def overfitted():
+    """Returns a run whose first checkpoint is the best, because training makes its validation text ever less likely."""
     write('a.txt', 'a' * 18000 + ''.join(random.choices('bcdefghijklmnop', k=2000)))
-    options = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
-    run = train_here('a', f'{options} --max_iters=12')
-    assert min(run.val_losses) == run.val_losses[0] and run.kept == [3, 9, 12]
-    assert re.search('sample from the best checkpoint: .* --out_dir=a/step_00000003\n', printed())
-    assert train_here('a', f'{options} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
-    monkeypatch.setattr('model.remove_checkpoint', Mock(side_effect=PermissionError))           # a file is open
-    assert train_here('a', f'{options} --max_iters=21 --init_from=resume').kept == [3, 15, 18, 21]
-    assert f'removing {Path("a/step_00000015")} failed (PermissionError' in printed()
+    return train_here('a', f'{NOISE} --max_iters=12')
 
-def test_a_model_of_a_single_document_knows_no_end():
+def test_old_checkpoints_go_and_the_best_stays(overfitted, printed):
+    assert overfitted.val_losses[0] == min(overfitted.val_losses) and overfitted.kept == [3, 9, 12]
+    assert train_here('a', f'{NOISE} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
+    assert re.search('sample from the best checkpoint: .* --out_dir=a/step_00000003\n', printed())
+
+def test_a_checkpoint_in_use_may_stay(overfitted, printed, monkeypatch):
+    monkeypatch.setattr('model.remove_checkpoint', Mock(side_effect=PermissionError))           # a file is open
+    assert train_here('a', f'{NOISE} --max_iters=15 --init_from=resume').kept == [3, 9, 12, 15]
+    assert f'removing {Path("a/step_00000009")} failed (PermissionError' in printed()
+
+def test_a_model_of_one_document_knows_no_end():
     write('one.txt', CODE[:20_000])
     one = train_here('a', '--max_iters=2 --dataset=one.txt --sample_tokens=9')
     two = train_here('b', '--max_iters=2')
     assert [find_ends(run.last, 257) for run in (one, two)] == [[], [256]]
     further = train_here('c', f'--max_iters=1 --dataset=one.txt --init_from={two.last} --tokenizer=bpe')
     assert read_json(further.last / 'config.json')['eos_token_id'] == 256       # which the first model has learned
-    for split in 'train', 'val':
-        assert 256 not in np.fromfile(data_folder('one-byte') / f'{split}_000.bin', np.uint16)
 
-def test_a_diverging_run_stops_with_status_3_and_saves_nothing_bad():
+@parametrize('options', ['--log_interval=1', '--log_interval=100 --eval_interval=5'])
+def test_a_diverging_run_keeps_its_last_checkpoint(options):
     good = train_here('a', '--max_iters=5')
-    for options in '--log_interval=1', '--log_interval=100 --eval_interval=5':
-        options += ' --max_iters=60 --init_from=resume --learning_rate=1e30 --grad_clip=0'
-        line = refusal(f'train.py {SMALL_RUN} --out_dir=a {options}', status=3)
-        assert re.match(r'diverged: .* at step ([6-9]|10)\b', line)         # soon: at a log line or an evaluation
-        assert Run('a').bits == good.bits
+    options += ' --max_iters=60 --init_from=resume --learning_rate=1e30 --grad_clip=0'
+    line = refusal(f'train.py {SMALL_RUN} --out_dir=a {options}', status=3)
+    assert re.match(r'diverged: .* at step ([6-9]|10)\b', line)         # soon: at a log line or an evaluation
+    assert Run('a').bits == good.bits
+
+def test_a_run_without_a_checkpoint_can_only_begin_again():
     options = '--optimizer=sgd --learning_rate=1e30 --log_interval=50 --eval_interval=5 --sample_tokens=5 --out_dir=b'
     assert 'at step 5' in refusal(f'train.py {SMALL_RUN} {options}', status=3)      # no sample of nan
     assert 'no checkpoint' in refusal(f'train.py {SMALL_RUN} --out_dir=b --init_from=resume')
     for line in 'sample.py --out_dir=b', f'train.py {SMALL_RUN} --init_from=b':
         assert 'b has no checkpoint yet; wait for the first one' in refusal(line)
-    assert train_here('b', '--max_iters=1').kept == [1]           # nothing is lost if it begins again
+    assert train_here('b', '--max_iters=1').kept == [1]
 
 # -- a run that is stopped and resumed ends as one that never stopped
 STEPS = '--max_iters=12 --eval_interval=4 --keep_checkpoints=9 --dropout=0.2'
@@ -2205,23 +2216,28 @@ def stop(step):
     with open('a/log.jsonl', 'a') as file:
         file.write('{"step": 25, "lo')
 
-def resume(options='', folder='a'):
-    return train_here(folder, f'{STEPS} --init_from=resume {options}')
+def resume(options=''):
+    return train_here('a', f'{STEPS} --init_from=resume {options}')
 
 @parametrize('options', ['', '--micro_batch_size=4 --dtype=float16', '--optimizer=adamw --bias=True --beta2=0.9',
                          '--dtype=bfloat16 --optimizer=momentum --norm=layer'])
-def test_resume_ends_with_the_bits_and_the_log_of_a_run_that_never_stopped(straight, options, monkeypatch):
+def test_a_resumed_run_ends_with_the_same_weights(straight, options, monkeypatch):
+    """Its log and moments are the same, too. Samples and other evaluations change nothing."""
     # float16 overflows at first, so that its scale differs from a new scaler's.
-    monkeypatch.setattr('torch.amp.GradScaler', partial(torch.amp.GradScaler, init_scale=2.0 ** 30))
+    monkeypatch.setattr('torch.amp.GradScaler', partial(torch.amp.GradScaler, init_scale=2.0 ** 20))
     if options:
         shutil.rmtree('a')
         straight = train_here('a', f'{STEPS} {options}')
     stop(8)
-    run = resume(f'{options} --sample_tokens=5 --eval_interval=3')         # samples and evaluations change nothing
+    run = resume(f'{options} --sample_tokens=5 --eval_interval=3')
     assert run.bits == straight.bits and run.losses == straight.losses
     assert run.kept == [4, 8, 9, 12]
 
-def test_resume_of_a_finished_run_changes_nothing_and_says_why(straight, printed):
+def test_a_resume_removes_damaged_newer_checkpoints(straight, printed):
+    write('a/step_00000012/config.json', '{}')
+    assert resume('--max_iters=10').kept == [4, 8, 10]
+
+def test_a_finished_run_is_only_evaluated(straight, printed):
     run = resume()
     assert (run.log, run.bits) == (straight.log, straight.bits)
     assert 'nothing is left to train after' in printed()
@@ -2229,31 +2245,30 @@ def test_resume_of_a_finished_run_changes_nothing_and_says_why(straight, printed
     tokens = straight.log[-1]['full_val_tokens']
     assert re.search(f'loss {straight.full_loss:.4f} .* over all {tokens:,} validation tokens of corpus', printed())
 
-def test_resume_with_more_steps_warms_up_again(straight):
+def test_a_resume_with_more_steps_warms_up_again(straight):
     options = '--max_iters=24 --warmup_iters=5'
     run = resume(options)
     rates = [entry['lr'] for entry in run.steps]
     assert abs(np.diff(rates[11:])).max() < 6e-3 / 5 + 1e-9 and rates[15] > 3 * rates[11]
     with train_options(warmup_iters=5, max_iters=24):
         near(rates[16:], [train.get_lr(step, 1.0) for step in range(17, 25)], 1e-9)
-    assert run.full_loss < straight.full_loss
     stop(16)            # also if this one is stopped
     assert resume(options).bits == run.bits
 
 @parametrize('damage', [lambda log: log.replace(b'\n', b'', 1), lambda log: log[:-20], lambda log: log + b'\0' * 50,
                         lambda log: log + b'[]\n5\n\xff{\n{"loss": 1}\n{"step": "a"}\n{"step": null}\n'])
-def test_resume_reads_what_is_left_of_a_damaged_log(straight, damage):
+def test_a_resume_reads_a_damaged_log(straight, damage):
     Path('a/log.jsonl').write_bytes(damage(Path('a/log.jsonl').read_bytes()))
     assert resume('--max_iters=13').kept == [4, 8, 12, 13]
 
-def test_resume_with_another_batch_and_context_counts_tokens(straight):
+def test_another_batch_size_continues_the_same_text(straight):
     data = Mock(starts=lambda first, *others: first)
     assert train.next_sequences(Mock(state=train.State(step=3, tokens=5 * 16), train_data=data, T=16)) == (5, 16)
     run = resume('--max_iters=13 --batch_size=4 --block_size=8')
     assert run.steps[-1]['tokens'] == 12 * 8 * 16 + 4 * 8 and options_in('a/config.py')['batch_size'] == 4
 
 @not_windows
-def test_resume_by_two_processes_prints_the_lines_of_one():
+def test_two_processes_resume_the_run_of_one():
     options = f'{STEPS} --log_interval=5 --micro_batch_size=4'
     straight = train_here('a', options)
     stop(4)
@@ -2264,38 +2279,40 @@ def test_resume_by_two_processes_prints_the_lines_of_one():
     near(Run('a').losses, straight.losses, 1e-5)
 
 @not_windows
-def test_resume_changes_no_file_outside_the_folder_whoever_made_it(straight):
+def test_links_in_a_run_change_nothing_elsewhere(straight):
+    """A run's folder may come from somebody else."""
     write('bashrc', 'mine')
     Path('a/.log.jsonl.partial').symlink_to(Path('bashrc').absolute())
     Path('a/step_00000004').rename('elsewhere')
     Path('a/step_00000004').symlink_to(Path('elsewhere').absolute())
     assert resume('--max_iters=13 --keep_checkpoints=1').kept[-1] == 13
     assert Path('bashrc').read_text() == 'mine' and Path('elsewhere/config.json').exists()
-    write('a/step_00000013/tokenizer_evil.py')
+
+def test_code_in_a_model_is_not_copied(straight):
+    write('a/step_00000012/tokenizer_evil.py')
     last = train_here('b', '--max_iters=1 --init_from=a --tokenizer=bpe').last
     assert not any('evil' in path.name for path in last.iterdir())
 
 @parametrize('damage', [dict(height=2), dict(step='a'), dict(tokens=[]), dict(scaler=[5])])
-def test_restore_refuses_a_training_json_that_is_not_one(damage, straight):
+def test_a_training_json_of_another_form_is_refused(damage, straight):
     rewrite(straight.last / 'training.json', **damage)
     with refuses('cannot be resumed .*; use the options of that run, or start'):
         train.restore(straight.last, make_optimizer(small_gpt(), 'muon'), None)
 
-def test_restore_refuses_tensors_of_another_shape(straight):
-    optimizer = make_optimizer(load_model(straight.last), 'muon')
-    tensors = load((straight.last / 'training.tensors').read_bytes())
-    save_file(tensors | {'m.model.norm.weight': torch.ones(1)}, straight.last / 'training.tensors')
-    with refuses('cannot be resumed .shape'):
-        train.restore(straight.last, optimizer, None)
+def test_moments_of_other_weights_are_refused(straight):
+    model = load_model(straight.last)
+    model.model.norm.weight.requires_grad_(False)
+    with refuses('other tensors: m.model.norm.weight'):
+        train.restore(straight.last, make_optimizer(model, 'muon'), None)
 
-def test_config_py_describes_the_model_of_a_run_that_began_with_another():
+def test_config_py_describes_the_model_it_began_with():
     other = train_here('other', '--max_iters=1')
     line = 'train.py --dataset=corpus.txt --sample_tokens=0 --compile=False --init_from=other --max_iters=1'
     assert command(f'{line} --out_dir=a') == command('train.py a/config.py --init_from=scratch --out_dir=b') == 0
     assert read_json(Run('b').last / 'config.json') == read_json(other.last / 'config.json')
     assert options_in('a/config.py')['tokenizer'].endswith('tokenizer.json')
 
-def test_a_resume_prints_which_options_have_changed(straight, printed):
+def test_a_resume_prints_which_options_changed(straight, printed):
     printed()
     resume('--max_iters=13 --batch_size=4 --seed=5')
     [line] = re.findall('^changed [|] (.*)$', printed(), re.M)
@@ -2314,25 +2331,21 @@ CHANGES = '''
 --tokenizer=bpe --out_dir=b --init_from=a --mlp=gelu | use --mlp=swiglu
 '''
 
-def test_resume_refuses_another_model_optimizer_or_text_by_name(straight):
+def test_another_model_optimizer_or_text_is_refused(straight):
     for option, says in rows(CHANGES):
         assert says in refusal(f'train.py {SMALL_RUN} --out_dir=a --init_from=resume {option}')
     assert Run('a').bits == straight.bits
-    model = load_model(straight.last)
-    model.model.norm.weight.requires_grad_(False)
-    with refuses('other tensors: m.model.norm.weight'):
-        train.restore(straight.last, make_optimizer(model, 'muon'), None)
 
 @parametrize('source', ['', '--init_from=other'])
-def test_config_py_resumes_a_run_that_was_renamed_and_lost_its_text(source):
+def test_config_py_resumes_without_the_text(source):
+    """The run was renamed, too. If its tokens are lost, config.py names the text that they were made from."""
     train_here('other', '--max_iters=1 --tokenizer=bpe --vocab_size=300')
     write_corpus('text.txt', 20)
     run = train_here('a', f'--dataset=text.txt --max_iters=2 --eval_interval=1 {source}')
     os.rename('a', 'b')
-    for change in partial(write, 'text.txt', 'another text'), partial(os.remove, 'text.txt'):
-        change()
-        shutil.rmtree('b/step_00000002')
-        assert command('train.py b/config.py') == 0 and Run('b').bits == run.bits
+    os.remove('text.txt')
+    shutil.rmtree('b/step_00000002')
+    assert command('train.py b/config.py') == 0 and Run('b').bits == run.bits
     folder = options_in('b/config.py')['dataset']
     gc.collect()            # closes the tokens' files, which Windows cannot remove otherwise
     shutil.rmtree(folder)
@@ -2343,7 +2356,7 @@ def test_config_py_resumes_a_run_that_was_renamed_and_lost_its_text(source):
     assert command(again) == 0 and Run('b').kept[-1] == 3 and not Path('a').exists()
 
 # -- folders, other models, other data
-def test_a_new_run_takes_the_next_folder_and_no_other_process_trains_there():
+def test_a_new_run_takes_the_next_free_folder():
     line = f'train.py {SMALL_RUN} --max_iters=1'
     for _ in range(2):
         assert command(line) == 0
@@ -2354,25 +2367,33 @@ def test_a_new_run_takes_the_next_folder_and_no_other_process_trains_there():
         assert command(line) == 0
     assert Run('out/corpus-4').kept == [1]
 
-@parametrize('source', ['a', 'theirs', 'auto:theirs'])
-def test_init_from_starts_from_a_run_or_a_hugging_face_folder_with_its_own_tokenizer(source):
-    first = train_here('a', '--max_iters=3 --tokenizer=bpe --vocab_size=300')
-    shutil.copytree(first.last, 'theirs', ignore=shutil.ignore_patterns('manifest.json', 'training*'))
+@pytest.fixture
+def first():
+    """Returns a run `a`, which `theirs` is a Hugging Face folder of."""
+    run = train_here('a', '--max_iters=3 --tokenizer=bpe --vocab_size=300')
+    shutil.copytree(run.last, 'theirs', ignore=shutil.ignore_patterns('manifest.json', 'training*'))
     write_corpus('new.txt', 22)
-    options = f'--dataset=new.txt --init_from={source} --block_size=8 --learning_rate=0 --max_iters='
-    run = train_here('b', f'{options}1')
-    assert [[entry['step'] for entry in log if 'val_loss' in entry] for log in (first.log, run.log)] == [[3], [0, 1]]
+    return run
+
+@parametrize('source', ['a', 'theirs', 'auto:theirs'])
+def test_a_run_starts_from_another_model(source, first):
+    """At a rate of 0, it keeps weights, tokenizer and config. The model is first evaluated as it is."""
+    line = f'--dataset=new.txt --init_from={source} --block_size=8 --learning_rate=0 --max_iters='
+    run = train_here('b', f'{line}1')
+    assert [entry['step'] for entry in run.log if 'val_loss' in entry] == [0, 1]
     for name in 'model.safetensors', 'tokenizer.json', 'config.json':
         assert (run.last / name).read_bytes() == (first.last / name).read_bytes()
-    assert command('train.py b/config.py --init_from=resume --max_iters=2') == 0
-    assert Run('b').kept == [1, 2]
+    assert command('train.py b/config.py --max_iters=2') == 0 and Run('b').kept == [1, 2]
     if source == 'auto:theirs':     # the same command continues the run
-        assert train_here('b', f'{options}3').kept == [1, 2, 3]
+        assert train_here('b', f'{line}3').kept == [1, 2, 3]
+
+def test_another_model_needs_its_own_tokens_and_context(first):
     folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
     for option, says in (f'--dataset={folder}', 'not made with'), ('--block_size=32', 'use --block_size=16'):
-        assert says in refusal(f'train.py {SMALL_RUN} --init_from={source} --out_dir=c {option}')
+        assert says in refusal(f'train.py {SMALL_RUN} --init_from=theirs {option}')
 
-def test_init_from_a_llama_with_a_tokenizer_of_another_kind_that_still_opens_there():
+def test_a_chat_model_keeps_its_files_and_template():
+    """Here is a Llama with a tokenizer of another kind, which must still open there, also after a resume."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     save_llama2()
     save_theirs('Llama', vocab_size=600)
@@ -2381,59 +2402,65 @@ def test_init_from_a_llama_with_a_tokenizer_of_another_kind_that_still_opens_the
     write(base / 'chat_template.jinja', '{{ messages }}')
     rewrite(base / 'config.json', bos_token_id=1, eos_token_id=7)        # 7 ends a turn, as in chat models
     write(base / 'generation_config.json', json.dumps(dict(eos_token_id=[7, 9], top_k=5)))
-    last = train_here('b', f'--init_from={base} --tokenizer=bpe --n_head=4 --n_layer=2 --max_iters=2').last
+    train_here('b', f'--init_from={base} --tokenizer=bpe --n_head=4 --n_layer=2 --max_iters=2')
+    assert command('train.py b/config.py --max_iters=3') == 0
+    last = Run('b').last
     assert (last / 'chat_template.jinja').read_bytes() == (base / 'chat_template.jinja').read_bytes()
     assert read_json(last / 'config.json')['eos_token_id'] == 2         # which ends each document
     assert AutoModelForCausalLM.from_pretrained(last).generation_config.eos_token_id == [7, 9]
-    [shard] = Path('data').glob('corpus-*/train_000.bin')
-    shard = np.fromfile(shard, np.uint16)
+    shard = np.fromfile(data_folder('corpus-tokenizer') / 'train_000.bin', np.uint16)
     assert shard[0] == 1 and {*shard[1:][shard[:-1] == 2]} == {1}       # each document begins with <s>
     theirs = AutoTokenizer.from_pretrained(last)
     assert (theirs.eos_token, theirs('def').input_ids) == ('</s>', prompt_ids(load_tokenizer(last), 'def', []))
 
-def test_a_folder_of_nanogpt_trains_as_it_is_and_takes_a_tokenizer_later():
-    def write_ids(ids):
-        for split in 'train', 'val':
-            write(f'nano/{split}.bin')
-            ids.tofile(f'nano/{split}.bin')
+def write_nanogpt(ids):
+    for split in 'train', 'val':
+        write(f'nano/{split}.bin')
+        ids.astype(np.uint16).tofile(f'nano/{split}.bin')
 
-    ids = np.arange(50_257 - 4000, 50_257, dtype=np.uint16)
-    write_ids(ids)
+IDS = np.arange(50_257 - 4000, 50_257)
+
+def test_a_folder_of_nanogpt_trains_as_it_is():
+    write_nanogpt(IDS)
     assert run_main(prepare, dataset='nano') == Path('nano')
     run = train_here('a', '--dataset=nano --tokenizer=bpe --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
     assert load_model(run.last).config.vocab_size == 50304          # a multiple of 64
     assert run.log[-1]['full_val_bpb'] is None and 'put one there' in refusal('sample.py --out_dir=a')
-    write_ids(ids % 67)
+    write_nanogpt(IDS % 67)
     assert 'other data' in refusal('train.py a/config.py --max_iters=2')
+
+def test_nanogpts_ids_must_fit_the_model():
+    write_nanogpt(IDS % 67)
     train_here('c', '--dataset=nano --max_iters=1')
-    write_ids(ids)
+    write_nanogpt(IDS)
     assert '50,257 ids, but' in refusal('train.py --dataset=nano --init_from=c')
-    write_ids(ids % 67)
+
+def test_a_folder_of_nanogpt_may_have_a_tokenizer():
+    write_nanogpt(IDS % 67)
     CharTokenizer(map(chr, range(67))).save('nano/tokenizer.json')
     run = train_here('b', '--dataset=nano --max_iters=1')
     assert load_model(run.last).config.vocab_size == 68
     assert run.log[-1]['full_val_bpb'] and command('sample.py --out_dir=b --max_new_tokens=5') == 0
 
 # -- micro-batches
-def test_choose_micro_batch_takes_the_first_that_fits(monkeypatch):
-    def cramped(x, y):
+@parametrize('sizes, want', [([8, 4, 2], 2), ([8, 4], None)])
+def test_a_gpu_takes_the_largest_micro_batch_that_fits(sizes, want, monkeypatch):
+    def cramped(x, y):          # 8 do not fit, and 4 leave too little memory
         if len(x) > 4:
             raise torch.OutOfMemoryError
-        monkeypatch.setattr('torch.cuda.mem_get_info', lambda device: (0.5 / len(x), 10.0))      # too little at 4
+        monkeypatch.setattr('torch.cuda.mem_get_info', lambda device: (0.5 / len(x), 10.0))
         return torch.zeros(1, requires_grad=True)
 
     monkeypatch.setattr('torch.empty', lambda size, device: None)
+    monkeypatch.setattr('train.micro_batch_sizes', lambda T, device: sizes)
     data = Mock(batch=lambda starts, T, device: random_ids(2, len(starts), T))
     run = Mock(opt=train.Optimizer(small_gpt()), train_data=data, T=16, device='cuda:0')
-    for sizes, device, want in ([8, 4, 2], 'cuda:0', 2), ([8, 4], 'cpu', 8), ([8, 4], 'cuda:0', None):
-        monkeypatch.setattr('train.micro_batch_sizes', lambda T, device: sizes)
-        run.device = device
-        with nullcontext() if want else refuses('a micro-batch of 4 does not fit; use a smaller --micro_batch_size'):
-            assert train.choose_micro_batch(run, cramped) == want
+    with nullcontext() if want else refuses('a micro-batch of 4 does not fit; use a smaller --micro_batch_size'):
+        assert train.choose_micro_batch(run, cramped) == want
 
 @parametrize('device, memory, tokens', [('cpu', 0, 4096), ('cuda:0', 16e9, 16e3), ('cuda:0', 85e9, 65536)])
-def test_micro_batch_sizes_are_as_large_as_pays_on_the_device(device, memory, tokens, monkeypatch):
+def test_micro_batches_are_as_large_as_pays(device, memory, tokens, monkeypatch):
     monkeypatch.setattr('torch.cuda.get_device_properties', lambda device: Mock(total_memory=memory))
     with train_options(batch_size=4096):
         sizes = train.micro_batch_sizes(64, device)
@@ -2441,45 +2468,58 @@ def test_micro_batch_sizes_are_as_large_as_pays_on_the_device(device, memory, to
     assert all(4096 % size == 0 for size in sizes) and sizes[-1] == 1
 
 # -- timing and wandb
-def fake_clock(monkeypatch, first, others):
-    """Fakes a clock that each batch advances: by `first`, then `others` seconds in training, by 1000 in evaluations."""
+def fake_clock(monkeypatch, first, others, evaluating=1000):
+    """Fakes a clock that each batch advances: by `first`, then `others` seconds in training, or by `evaluating`."""
     now, batch = [0.0], Shards.batch
     seconds = itertools.chain([first], itertools.repeat(others))
 
     def slow_batch(self, *args):
-        now[0] += next(seconds) if torch.is_grad_enabled() else 1000
+        now[0] += next(seconds) if torch.is_grad_enabled() else evaluating
         return batch(self, *args)
 
     monkeypatch.setattr('prepare.Shards.batch', slow_batch)
     monkeypatch.setattr('time.perf_counter', lambda: now[0])
 
-def test_printed_lines_have_the_mean_loss_the_speed_and_the_time_left(monkeypatch, printed):
+def test_a_printed_line_has_means_speed_and_time(monkeypatch, printed):
+    """The loss is the mean of the steps since the previous line or evaluation."""
     each = train_here('a', '--max_iters=12').losses
     fake_clock(monkeypatch, 60.0, 2.0)
     train_here('b', '--max_iters=12 --log_interval=4 --eval_interval=6')
     lines = dict(re.findall(r'^step (\d+) \| (loss .*)', printed(), re.M))         # the last of each step
     assert '2000.0 ms | 64 tok/s | 0:00:08 left' in lines['8']
-    # Each mean covers the steps since the previous line or evaluation.
     for last, losses in {'1': each[:1], '4': each[1:4], '8': each[6:8]}.items():
         near(float(lines[last].split()[1]), sum(losses) / len(losses), 1e-4)
 
+def test_mfu_is_the_share_of_the_peak(monkeypatch):
+    monkeypatch.setattr('model.peak_flops', lambda device: 1e12)
+    run = train_here('a', '--max_iters=1')
+    flops = run.steps[0]['tokens_per_second'] * load_model(run.last).flops_per_token()
+    assert run.steps[0]['mfu'] == pytest.approx(flops / 1e12)
+
 def test_max_minutes_end_the_schedule_in_time(monkeypatch, printed):
-    fake_clock(monkeypatch, 60.0, 1.0)      # the first step, which may compile, does not count
-    options = '--max_iters=100000 --max_minutes=1 --warmup_iters=10'
-    run = train_here('b', f'{options} --eval_interval=100000')
+    """The first step, which may compile, does not count. The final evaluation may take as long again."""
+    fake_clock(monkeypatch, 60.0, 1.0)
+    options = '--max_iters=100000 --max_minutes=1 --warmup_iters=10 --eval_interval=100000'
+    run = train_here('a', options)
     rates = [entry['lr'] / 6e-3 for entry in run.steps]
     assert 55 < len(rates) < 65 and rates[10:] == sorted(rates[10:], reverse=True)
     near(rates[:10], torch.arange(1, 11) / 10, 1e-6)
     near(rates[40], 0.05 + 0.95 * 0.35 / 0.65, 0.05)
     assert rates[-1] < 0.08 and run.steps[0]['seconds'] == 0
     assert re.search('\nstep 12 .* 0:00:49 left', printed())
-    # Each batch of the final evaluation takes 1000 s, so the limit of a minute stops it after the first.
-    assert run.log[-1]['full_val_tokens'] == 2048
-    assert train_here('b', f'{options} --init_from=resume').log == run.log
+    assert run.log[-1]['full_val_tokens'] == 2048           # one batch, which takes 1000 s
+
+def test_a_resumed_run_has_only_the_minutes_left(monkeypatch, printed):
+    fake_clock(monkeypatch, 1.0, 1.0, evaluating=0)
+    options = '--max_iters=100000 --max_minutes=1 --eval_interval=20 --keep_checkpoints=9'
+    run = train_here('a', options)
+    stop(40)
+    assert 20 < train_here('a', f'{options} --init_from=resume').steps[-1]['step'] - 40 < 25
+    assert train_here('a', f'{options} --init_from=resume').kept[:2] == run.kept[:2]
     assert 'nothing is left to train after' in printed()
 
 @parametrize('fails', ['', 'import', 'log'])
-def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, straight, monkeypatch, printed):
+def test_wandb_gets_the_log_or_may_fail(fails, straight, monkeypatch, printed):
     wandb = Mock(id='new')
     wandb.init.return_value = wandb
     wandb.log.side_effect = [None, *9 * [OSError]] if fails == 'log' else None
@@ -2494,11 +2534,12 @@ def test_wandb_gets_the_log_and_may_be_absent_or_fail(fails, straight, monkeypat
 
 # -- notebooks, threads, and commands as a user types them
 @parametrize('name, quoted', [('a', 'a'), ('my run', '"my run"'), ('日本', '"日本"'), ('a"$`\\!', """'a"$`\\!'""")])
-def test_command_is_right_in_every_shell_or_in_bash(name, quoted, monkeypatch):
+def test_a_printed_command_is_right_in_every_shell(name, quoted, monkeypatch):
     monkeypatch.chdir(HERE)
     assert configurator.command('sample.py', name) == f'python sample.py {quoted}'
 
-def test_train_needs_no_terminal_and_the_commands_it_prints_can_be_pasted():
+def test_train_needs_no_terminal():
+    """It runs in a notebook and in an ASCII locale, and the commands that it prints can be pasted."""
     os.rename('corpus.txt', 'my text.txt')
     arguments = ['train.py', *SMALL_RUN.split(), '--dataset=my text.txt', '--out_dir=my run', '--max_iters=2']
     write('cell.py', f'''import io, runpy, sys
@@ -2506,26 +2547,38 @@ sys.argv = {arguments}
 sys.stdout = kept = io.StringIO()           # as in Jupyter
 runpy.run_path({str(HERE / "train.py")!r}, run_name='__main__')
 sys.__stdout__.write(kept.getvalue())''')
-    done = launch('cell.py', LC_ALL='C', PYTHONUTF8='0')          # in an ASCII locale
+    done = launch('cell.py', LC_ALL='C', PYTHONUTF8='0')
     assert done.stderr == '' and Path('my run/curves.png').stat().st_size > 5000
     again, sampling = [shlex.split(line) for line in re.findall('python (.*)', done.stdout)]
     assert again[1:] == ['my run/config.py'] and options_in(again[1])['out_dir'] == 'my run'
     assert Path(again[0]).resolve() == HERE / 'train.py'
     assert command(shlex.join(['sample.py', *sampling[1:], '--max_new_tokens=9'])) == 0
+
+def test_any_name_can_be_printed_on_any_console():
     done = launch(f'{HERE}/prepare.py', '--dataset=日本.txt', status=2, PYTHONIOENCODING='cp1252')     # as on Windows
     assert "dataset = '日本.txt'" in done.stdout
 
 @not_windows
-def test_main_of_train_begins_with_the_defaults_and_gives_signals_back(monkeypatch):
+def test_output_may_be_piped_to_head():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, 'w') as stdout, redirect_stdout(stdout):
+        assert command(f'sample.py --out_dir={write_run("a")} --max_new_tokens=5') == 0
+
+@not_windows
+def test_main_begins_with_the_defaults_each_time(monkeypatch):
+    """As in a notebook. It also gives signals back."""
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-    small, kinds = SMALL_RUN.split() + ['--max_iters=1'], (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    kinds = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = [signal.getsignal(kind) for kind in kinds]
     for more in ['--n_layer=2', '--seed=5'], ['--out_dir=b']:
-        train.main(small + more)
+        train.main(SMALL_RUN.split() + ['--max_iters=1', *more])
     assert [signal.getsignal(kind) for kind in kinds] == before
     layers = [read_json(Run(folder).last / 'config.json')['num_hidden_layers'] for folder in ('out/corpus', 'b')]
     assert layers == [2, 1] and 'seed' not in options_in('b/config.py')
-    thread = threading.Thread(target=run_main, args=(train, *small, '--out_dir=c'))
+
+def test_a_thread_may_train():
+    thread = threading.Thread(target=run_main, args=(train, *SMALL_RUN.split(), '--max_iters=1', '--out_dir=c'))
     thread.start()
     thread.join()
     assert Run('c').kept == [1]
@@ -2579,7 +2632,7 @@ def test_several_processes_compute_what_one_does(n, dtype, error):
     near([run.full_loss, *run.losses], [one.full_loss, *one.losses], error)
     near([entry['grad_norm'] for entry in run.steps], [entry['grad_norm'] for entry in one.steps], 10 * error)
 
-def test_a_run_killed_at_any_moment_ends_as_one_that_was_not():
+def test_a_run_killed_at_any_moment_loses_nothing():
     options = '--max_iters=40 --eval_interval=3 --dropout=0.1'
     straight = train_here('a', options)
     for _ in range(2):
@@ -2592,14 +2645,15 @@ def test_a_run_killed_at_any_moment_ends_as_one_that_was_not():
 
 @not_windows
 @parametrize('n, kind', [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_a_signal_to_the_last_process_stops_all_with_a_checkpoint_and_nothing_is_lost(n, kind):
+def test_a_signal_stops_all_processes_with_a_checkpoint(n, kind):
+    """The last process gets it. Until then, no other run may train in the folder."""
     options = '--max_iters=20 --dropout=0.1 --micro_batch_size=4'
     straight = train_here('a', options)
     write_faults('time.sleep(0.05)')
     line = f'train.py {SMALL_RUN} {options} --out_dir=b'
     ranks = start_ranks(f'{line} faults.py', n)
     wait_for(ranks[0], '\nstep 3 ')
-    refused = refusal(f'{line} --init_from=auto')       # no other process may train there
+    refused = refusal(f'{line} --init_from=auto')
     assert 'another process works in b; if none does, remove b/.lock, else use another --out_dir' in refused
     os.kill(ranks[-1].pid, kind)
     assert [status_of(process) for process in ranks] == [128 + kind] * n
@@ -2625,9 +2679,19 @@ def test_a_signal_in_an_evaluation_is_not_lost(batch, kind):
     assert status_of(start_alone(f'train.py {SMALL_RUN} faults.py --max_iters=2 --out_dir=a')) == 128 + kind
     assert Run('a').kept == [2] and Run('a').full_loss is None
 
+@not_windows
+def test_nohup_keeps_a_run_going(monkeypatch):
+    monkeypatch.setattr('signal.signal', Mock(side_effect=signal.signal))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)           # what nohup does
+    with train.Interrupt() as interrupt:
+        os.kill(os.getpid(), signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
+    assert not interrupt.signal
+
 @pytest.mark.skipif(sys.platform != 'linux', reason='only Linux has /dev/full')
 @parametrize('lose', ['r, file = os.pipe(); os.close(r)', "file = os.open('/dev/full', os.O_WRONLY)"])
-def test_a_run_that_cannot_print_goes_on_and_still_hears_that_its_terminal_closes(lose):
+def test_a_run_that_cannot_print_goes_on(lose):
+    """It still hears that its terminal closes."""
     write_faults(f'if len(_seen) == 5: {lose}; os.dup2(file, sys.stdout.fileno())')
     process = start_alone(f'train.py {SMALL_RUN} faults.py --out_dir=c --max_iters=100000')
     while not any(step > 20 for step, _ in train.points(train.read_log(Path('c')), 'loss')):
@@ -2646,7 +2710,7 @@ NOT_SHARED = '''
 '''
 
 @not_windows
-def test_processes_that_do_not_share_everything_stop_before_they_train():
+def test_processes_must_share_options_data_and_run():
     for folder in 'b', 'c':
         train_here(folder, f'--max_iters=2 --learning_rate={ord(folder)}e-5')
     data_folder('corpus-byte').rename('here')
@@ -2661,22 +2725,26 @@ def test_processes_that_do_not_share_everything_stop_before_they_train():
         assert f'error: the processes differ in {says}: ' in said() or Run('d').kept == [2]
 
 @not_windows
-def test_a_process_whose_partner_never_comes_is_refused_in_time():
+def test_a_process_waits_for_its_partner_in_seconds():
+    began = time.monotonic()
     env = dict(WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=free_port())
     assert status_of(start_alone(f'train.py {SMALL_RUN} --timeout=1 --out_dir=a', **env)) == 2
     assert said().splitlines()[-1].startswith('error: the 2 processes did not find each other in 1 s (')
-    assert not Path('a').exists()
+    assert not Path('a').exists() and time.monotonic() - began < 45
 
 @parametrize('left', [dict(RANK='1'), dict(WORLD_SIZE='2'), dict(RANK='0', WORLD_SIZE='4')])
 def test_half_an_environment_of_torchrun_is_refused(left, monkeypatch):
     for name, value in left.items():
         monkeypatch.setenv(name, value)
     assert 'use torchrun, or unset both' in refusal(f'train.py {SMALL_RUN}')
+
+def test_three_processes_cannot_share_eight_sequences(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '3')
     assert 'use --batch_size=9' in refusal(f'train.py {SMALL_RUN}')
 
 @not_windows
-def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
+def test_a_full_disk_costs_no_checkpoint():
+    """A failed save is a printed line, and the last one an error."""
     old = train_here('b', '--max_iters=4 --eval_interval=2')
     write_faults('resource.setrlimit(resource.RLIMIT_FSIZE, (90_000, 90_000))')
     options = '--max_iters=12 --eval_interval=4 --keep_checkpoints=1 --init_from=resume'
@@ -2684,7 +2752,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays():
     assert 'training goes on' in said()
     assert 'error: b/step_00000012 cannot be saved' in said().splitlines()[-1]
     assert 'make room, then repeat the command with --init_from=auto' in said()
-    assert Run('b').bits == old.bits and Run('b').kept == [2, 4]          # a failed save removes no checkpoint
+    assert Run('b').bits == old.bits and Run('b').kept == [2, 4]
     assert not any(Path('b').glob('.step*'))
 
 # These replace torchrun and Slurm, which starts a command on each of two nodes and forwards signals.
@@ -2700,14 +2768,16 @@ def start_job(options):
         write(name, f'#!/bin/bash\n{text}\n')
         Path(name).chmod(0o755)
     block = (HERE / 'config/slurm.sh').read_text(encoding='utf-8')
-    changes = {'train.py config/train_gpt2.py': f'{HERE}/train.py {SMALL_RUN} {options} faults.py', 'out/gpt2': 'b'}
-    for old, new in (changes | {'29500': free_port(), 'node=8': 'node=1'}).items():
+    changes = {'train.py config/train_gpt2.py': f'{HERE}/train.py {SMALL_RUN} {options} faults.py', 'out/gpt2': 'b',
+               '29500': free_port(), 'node=8': 'node=1'}
+    for old, new in changes.items():
         block = block.replace(old, new)
     slurm = dict(SLURM_NNODES='2', SLURM_JOB_ID='7', SLURM_JOB_NODELIST='', PATH=f'.:{os.environ["PATH"]}')
     return subprocess.Popen(['bash', '-c', block], env=os.environ | slurm)
 
 @not_windows
-def test_a_job_of_two_nodes_survives_a_killed_process_and_is_queued_again():
+def test_two_nodes_survive_a_killed_process():
+    """Near the time limit, the job stops and is queued again."""
     options = '--max_iters=40 --dropout=0.1 --micro_batch_size=4 --eval_interval=5'
     straight = train_here('a', options)
     write_faults("""time.sleep(0.03)
@@ -3051,7 +3121,7 @@ def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, says):
 COURSE_NAMES = {
     'token_embeddings': 'model.embed_tokens', 'layers.': 'model.layers.', 'ln_final': 'model.norm',
     'ln1': 'input_layernorm', 'ln2': 'post_attention_layernorm', 'attn.': 'self_attn.', 'output_proj': 'o_proj',
-    'ffn.w1': 'mlp.gate_proj', 'ffn.w2': 'mlp.down_proj', 'ffn.w3': 'mlp.up_proj'}
+    'ffn.': 'mlp.', 'w1': 'gate_proj', 'w2': 'down_proj', 'w3': 'up_proj', '_weight': '.weight'}
 
 def filled(module, weights, heads=0):
     """Returns our module with the course's weights. heads: the number of query and key heads that rope rotates."""
@@ -3070,63 +3140,46 @@ def even_then_odd(d):
     """Returns the order that turns the course's pairs (x[2i], x[2i+1]) into our pairs (x[i], x[i + d/2])."""
     return torch.arange(d).view(-1, 2).T.flatten()
 
-def course_angles(d, theta, positions):
-    """Returns cos and sin (..., T, 1, d/2) of positions (..., T), the same for all heads."""
-    tables = rope_angles(positions.flatten(), d, theta)
-    return [table.view(*positions.shape, 1, d // 2) for table in tables]
-
-def course_config(**fields):
-    return GPTConfig(qk_norm=False, tie_weights=False, **fields)
+def course_config(d_model, num_heads=1, d_ff=0, **fields):
+    return GPTConfig(n_embd=d_model, n_head=num_heads, d_ff=d_ff, qk_norm=False, tie_weights=False, **fields)
 
 def run_linear(d_in, d_out, weights, in_features):
-    return filled(Linear(d_in, d_out), {'weight': weights})(in_features)
+    return filled(Linear(d_in, d_out), dict(weight=weights))(in_features)
+
 def run_embedding(vocab_size, d_model, weights, token_ids):
-    return filled(Embedding(vocab_size, d_model), {'weight': weights})(token_ids)
+    return filled(Embedding(vocab_size, d_model), dict(weight=weights))(token_ids)
+
 def run_rmsnorm(d_model, eps, weights, in_features):
-    return filled(RMSNorm(d_model, eps), {'weight': weights})(in_features)
+    return filled(RMSNorm(d_model, eps), dict(weight=weights))(in_features)
 
-def run_swiglu(d_model, d_ff, w1_weight, w2_weight, w3_weight, in_features):
-    weights = {'gate_proj.weight': w1_weight, 'down_proj.weight': w2_weight, 'up_proj.weight': w3_weight}
-    mlp = MLP(course_config(n_embd=d_model, n_head=1, d_ff=d_ff))
-    return filled(mlp, weights)(in_features, None)
+def run_swiglu(d_model, d_ff, in_features, **weights):
+    return filled(MLP(course_config(d_model, d_ff=d_ff)), weights)(in_features, None)
 
-def run_scaled_dot_product_attention(Q, K, V, mask=None):
-    if mask is None:
-        mask = torch.zeros(Q.size(-2), K.size(-2))          # nothing is hidden
+def run_scaled_dot_product_attention(Q, K, V, mask):
     return scaled_dot_product_attention(Q, K, V, mask)
 
 def run_rope(d_k, theta, max_seq_len, in_query_or_key, token_positions):
     order = even_then_odd(d_k)
-    cos, sin = course_angles(d_k, theta, token_positions)
-    x = in_query_or_key[..., order]
-    turned = apply_rope(x, cos.squeeze(-2), sin.squeeze(-2))
+    turned = apply_rope(in_query_or_key[..., order], *rope_angles(token_positions.flatten(), d_k, theta))
     return turned[..., order.argsort()]
 
-def run_multihead_self_attention(d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight,
-                                 in_features, angles=None):
-    weights = {'q_proj.weight': q_proj_weight, 'k_proj.weight': k_proj_weight, 'v_proj.weight': v_proj_weight,
-               'o_proj.weight': o_proj_weight}
-    attention = Attention(course_config(n_embd=d_model, n_head=num_heads))
-    return filled(attention, weights, num_heads if angles else 0)(in_features, PassInfo(None, None, angles))
+def attend(module, in_features, weights, theta, num_heads):
+    """Calls an Attention or Block with the course's weights. theta: that of rope (0: no positions)."""
+    _, T, C = in_features.shape
+    angles = [table[:, None] for table in rope_angles(torch.arange(T), C // num_heads, theta)] if theta else None
+    return filled(module, weights, num_heads if theta else 0)(in_features, PassInfo(None, None, angles))
 
-def run_multihead_self_attention_with_rope(d_model, num_heads, max_seq_len, theta, q_proj_weight, k_proj_weight,
-                                           v_proj_weight, o_proj_weight, in_features, token_positions=None):
-    if token_positions is None:
-        token_positions = torch.arange(in_features.size(-2))
-    angles = course_angles(d_model // num_heads, theta, token_positions)
-    return run_multihead_self_attention(d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight,
-                                        o_proj_weight, in_features, angles)
+def run_multihead_self_attention(d_model, num_heads, in_features, theta=0, max_seq_len=0, token_positions=None,
+                                 **weights):
+    return attend(Attention(course_config(d_model, num_heads)), in_features, weights, theta, num_heads)
 
 def run_transformer_block(d_model, num_heads, d_ff, max_seq_len, theta, weights, in_features):
-    config = course_config(n_embd=d_model, n_head=num_heads, d_ff=d_ff)
-    positions = torch.arange(in_features.size(1))
-    angles = course_angles(d_model // num_heads, theta, positions)
-    return filled(Block(config), weights, num_heads)(in_features, PassInfo(None, None, angles))
+    return attend(Block(course_config(d_model, num_heads, d_ff)), in_features, weights, theta, num_heads)
 
 def run_transformer_lm(vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta, weights,
                        in_indices):
-    config = course_config(block_size=context_length, vocab_size=vocab_size, n_layer=num_layers, n_head=num_heads,
-                           n_embd=d_model, d_ff=d_ff, rope_theta=rope_theta)
+    config = course_config(d_model, num_heads, d_ff, block_size=context_length, vocab_size=vocab_size,
+                           n_layer=num_layers, rope_theta=rope_theta)
     return filled(GPT(config), weights, num_heads)(in_indices)
 
 def run_get_batch(dataset, batch_size, context_length, device):
@@ -3147,15 +3200,14 @@ class CourseAdamW(optim.Optimizer):
 
     @torch.no_grad()
     def step(self):
-        for group in self.param_groups:
-            for p in group['params']:
-                state, (beta1, beta2) = self.state[p], group['betas']
-                if not state:
-                    state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-                state['t'] += 1
-                train.adamw(p, p.grad, group['lr'], group['weight_decay'], state['m'], state['v'], beta1=beta1,
-                            beta2=beta2, eps=group['eps'], correction1=1 - beta1 ** state['t'],
-                            correction2=1 - beta2 ** state['t'])
+        [group] = self.param_groups
+        beta1, beta2 = group['betas']
+        for p in group['params']:
+            state = self.state.setdefault(p, dict(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p)))
+            state['t'] += 1
+            train.adamw(p, p.grad, group['lr'], group['weight_decay'], state['m'], state['v'], beta1=beta1,
+                        beta2=beta2, eps=group['eps'], correction1=1 - beta1 ** state['t'],
+                        correction2=1 - beta2 ** state['t'])
 
 def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_iters, cosine_cycle_iters):
     with train_options(learning_rate=max_learning_rate, min_lr=min_learning_rate, warmup_iters=warmup_iters,
@@ -3176,7 +3228,7 @@ def get_adamw_cls():
     return CourseAdamW
 
 run_silu, run_softmax, run_cross_entropy = silu, softmax, cross_entropy
-run_train_bpe = train_bpe
+run_train_bpe, run_multihead_self_attention_with_rope = train_bpe, run_multihead_self_attention
 
 def get_tokenizer(vocab, merges, special_tokens=None):
     tok = Tokenizer(vocab, merges, special_tokens)
@@ -3187,5 +3239,3 @@ def encode_iterable(tok, chunks, size=1 << 16):
     """Yields the ids of tok.encode(''.join(chunks)) as they come. Buffers `size` bytes, more if no cut is safe."""
     for block in tokenizer.blocks(map(str.encode, chunks), size, tok.special_ids):
         yield from tok.encode(block.decode())
-
-
