@@ -2810,56 +2810,65 @@ def numbers_after(word, out):
     return numbers(re.search(rf'^{word}.*', out, re.M)[0])
 
 # -- speed
-def test_bench_train_times_a_step_and_says_how_long_a_run_takes(monkeypatch):
-    monkeypatch.setattr('bench.matmul_flops', lambda *args: 2e12)
-    out = run_bench('--batch_size=8 --micro_batch_size=2')
-    ms, _, rate = numbers_after('step', out)
-    assert rate == pytest.approx(8 * 16 / ms * 1e3, rel=0.05)
-    flops = rate * small_gpt(vocab_size=257).flops_per_token()
-    assert numbers_after('compute', out) == pytest.approx([flops / 1e12, 100 * flops / 2e12, 2], rel=0.02, abs=0.06)
-    monkeypatch.undo()
+def test_bench_train_computes_rates_from_the_time(monkeypatch):
     monkeypatch.setattr('bench.laps', lambda function, device, n: [0.5] * n)
-    assert bench.matmul_flops('cpu', 'float32') == 4 * 4096 ** 3
-    out = run_bench('--max_iters=72000')
-    assert numbers_after('run', out)[0] == pytest.approx(72_000 * 8 * 16, rel=0.05) and 'about 10:00:00\n' in out
+    monkeypatch.setattr('bench.peak_flops', lambda device: 1e8)
+    out = run_bench('--batch_size=8 --micro_batch_size=2 --max_iters=72000')
+    assert '500.0 ms (median of 2), 256 tokens/s' in out and '9,216,000 tokens take about 10:00:00\n' in out
+    flops, limit = 256 * small_gpt(vocab_size=257).flops_per_token(), 4 * 4096 ** 3
+    want = [flops / 1e12, 100 * flops / limit, limit / 1e12]
+    assert numbers_after('compute', out) == pytest.approx(want, rel=0.01, abs=0.06)
+    assert f'MFU     | {flops / 1e8:.1%} of' in out
 
-def test_bench_sample_says_how_fast(monkeypatch):
+def test_bench_train_times_a_step(monkeypatch):
+    monkeypatch.setattr('bench.matmul_flops', lambda *args: 2e12)
+    ms, _, rate = numbers_after('step', run_bench('--batch_size=8 --micro_batch_size=2'))
+    assert rate == pytest.approx(8 * 16 / ms * 1e3, rel=0.05)
+
+def test_bench_sample_times_half_of_each_text():
     out = run_bench('--what=sample --samples=3 --new_tokens=10 --rounds=1')
     _, _, rate, ms = numbers_after('sample', out)
     assert rate == pytest.approx(3e3 / ms, rel=0.02)
     assert '3 x 5 tokens' in out and 'MB of weights' in out
 
-def test_bench_check_passes_here_and_fails_where_something_is_wrong(monkeypatch):
+def test_bench_check_passes_here():
     assert run_bench('--what=check').endswith('pass\n')
-    attend, step = fused_attention, train.Optimizer.step
+
+def test_bench_check_finds_wrong_attention(monkeypatch):
+    attend = fused_attention
     monkeypatch.setattr('model.fused_attention', lambda *args, **options: 1.001 * attend(*args, **options))
     with refuses('gives wrong results'):
         run_bench('--what=check')
-    monkeypatch.undo()
+
+def test_bench_check_finds_weights_of_nan(monkeypatch):
     # The second optimizer, after that of the CPU, makes every weight nan.
-    steps = iter([step, lambda optimizer, lr: optimizer.p.fill_(math.nan)])
+    steps = iter([train.Optimizer.step, lambda optimizer, lr: optimizer.p.fill_(math.nan)])
     monkeypatch.setattr('train.Optimizer.step', lambda optimizer, lr: next(steps)(optimizer, lr))
     with refuses('gives wrong results'):
         run_bench('--what=check')
 
-def test_bench_formats_and_toy_print_what_is_known():
+def test_bench_formats_prints_known_ranges():
     out = ' '.join(run_bench('--what=formats').split())
     for row in 'bfloat16 | 8 bits | 7 bits | 3.3895e+38 | 9.2e-41 | 0.0078', 'float8_e4m3fn | 4 bits | 3 bits | 448 |':
         assert f'| {row}' in out
+
+def test_bench_toy_finds_the_best_rate():
     rows = table(run_bench('--what=toy'))
     assert train.RULES.keys() < rows.keys()
     losses = numbers(' '.join(rows['sgd']))
     assert losses == [*sorted(losses[:4], reverse=True), max(losses)]           # higher is better until it diverges
     assert losses[3] < 1e-9         # at a rate of 100, the fourth step reaches the minimum
 
-def test_bench_tokenizer_measures_those_that_are_installed(monkeypatch):
+def test_bench_tokenizer_measures_what_is_installed(monkeypatch):
     write_corpus('corpus.txt', 100)
     monkeypatch.setattr('prepare.make_tokenizer', lambda kind, n, batches: make_tokenizer('gpt2', CODE[:3000]))
     out = run_bench('--what=tokenizer --rounds=1')
     assert len(re.findall(': ours .* 1.00 x our time', out)) == 4 and out.count(': tiktoken') == 3
+
+def test_bench_needs_no_other_tokenizer(monkeypatch):
     for package in 'tokenizers', 'rustbpe', 'riptoken', 'tiktoken':
         monkeypatch.setitem(sys.modules, package, None)
-    runpy.run_path(str(HERE / 'bench.py'))          # importing bench.py needs none of them
+    runpy.run_path(str(HERE / 'bench.py'))
 
 # -- what a model costs
 def model_and_batch(name, dtype='float32', **fields):
@@ -2868,7 +2877,7 @@ def model_and_batch(name, dtype='float32', **fields):
     return bench.build(c, 'cpu', dtype), bench.random_batch(c, 3, 'cpu')
 
 @every_setting
-def test_parameters_and_flops_are_those_of_the_model_and_of_torch(name):
+def test_parameters_and_flops_are_torchs(name):
     from torch.utils.flop_counter import FlopCounterMode
     model, batch = model_and_batch(name, attention='naive')
     assert bench.parameters(model.config).total() == model.num_params()
@@ -2905,16 +2914,22 @@ def test_memory_is_what_autograd_keeps(name, attention, dtype, optimizer, vector
     assert 4 * n * vectors <= moments <= 8 * n
     assert found.total() == sum(saved.values())
 
-def test_bench_resources_gives_the_known_answers_about_gpt2_and_chinchilla():
+def test_bench_resources_knows_gpt2_xl(monkeypatch):
+    """The answers are those of CS336."""
+    monkeypatch.setattr('bench.memory', lambda c, B, *_: Counter(kept=B))           # which takes seconds
     out = run_bench('--what=resources --n_layer=48 --n_head=25 --n_embd=1600 --d_ff=6400 --tie_weights=False '
                     '--qk_norm=False --block_size=1024 --tokenizer=bpe --vocab_size=50257 --batch_size=1024 '
-                    '--micro_batch_size=1 --max_iters=400000 --peak_tflops=19.5 --mfu=0.5')
+                    '--max_iters=400000 --peak_tflops=19.5 --mfu=0.5')
     for answer in ('2,127,057,600', '1,474,560,000', '3,019,898,880,000', '322,122,547,200', '164,682,137,600',
                    '4,513,336,524,800', '6,584 days'):
         assert answer in out
-    assert bench.parameters(GPTConfig(**GPT2)).total() == 124_439_808
-    out = run_bench('--what=resources --memory_gb=0.2 --n_layer=4 --flop_budget=5.88e23 --tokens=15e12')
-    assert 'best spent on 70,000,000,000 parameters and 1,400,000,000,000 tokens' in out      # Chinchilla itself
+
+def test_bench_resources_knows_chinchilla():
+    out = run_bench('--what=resources --flop_budget=5.88e23 --tokens=15e12')
+    assert 'best spent on 70,000,000,000 parameters and 1,400,000,000,000 tokens' in out
+
+def test_the_largest_batch_just_fits():
+    out = run_bench('--what=resources --memory_gb=0.2 --n_layer=4')
     most = int(numbers_after('largest batch', out)[-1])
     c = small_config(vocab_size=257, n_layer=4)
     less, more = [bench.memory(c, B, 'cpu', 'float32').total() for B in (most, most + 1)]
@@ -2938,19 +2953,17 @@ def here(monkeypatch):
     monkeypatch.setattr('subprocess.run', run)
     return commands
 
-def made_up(name, *losses, **options):
-    """Returns a variant with a run of these losses; the last is full_val_loss."""
-    variant = bench.Variant(name, ' '.join(f'--{option}={value}' for option, value in options.items()))
-    log = [dict(step=i, loss=loss, tokens_per_second=100.0 * i) for i, loss in enumerate(losses, 1)]
-    variant.logs.append([*log, dict(step=len(losses), full_val_loss=losses[-1], full_val_bpb=losses[-1] / 2)])
-    return variant
+LAB = '--what=compare --max_iters=3 --optimizer=adamw --out_dir=out/lab --seeds=2 --seed=4'
+TWO = 'run, as it is: ; run, small: small.py --n_layer=1\n'
 
-def test_bench_compare_trains_every_variant_with_every_seed_and_goes_on_where_it_was(here):
+@pytest.fixture
+def lab(here):
+    """Returns the table of an experiment with two variants and two seeds."""
     write('small.py', 'n_embd = 16\n')
-    lab = '--what=compare --max_iters=3 --optimizer=adamw --out_dir=out/lab --seeds=2 --seed=4'
-    variants = 'run, as it is: ; run, small: small.py --n_layer=1\n'
-    rows = table(run_bench(lab, variants=variants))
-    assert rows['run, as it is'][-1] == rows['run, small'][-1] == '2 of 2'
+    return table(run_bench(LAB, variants=TWO))
+
+def test_every_variant_is_trained_with_every_seed(lab, here):
+    assert lab['run, as it is'][-1] == lab['run, small'][-1] == '2 of 2'
     names = sorted(os.listdir('out/lab'))
     assert [re.sub('-[0-9a-f]{6}', '', name) for name in names] == ['curves.png', 'run_as_it_is-4', 'run_as_it_is-5',
                                                                      'run_small-4', 'run_small-5']
@@ -2959,50 +2972,53 @@ def test_bench_compare_trains_every_variant_with_every_seed_and_goes_on_where_it
     assert (small.n_embd, small.n_layer) == (16, 1)
     alone = train_here('alone', '--max_iters=3 --optimizer=adamw --n_layer=2 --n_head=4 --seed=5')
     assert Run(f'out/lab/{names[2]}').full_loss == alone.full_loss
-    # Other options are other runs, and repeating one trains nothing.
-    assert table(run_bench(f'{lab} --max_iters=4 --seeds=1 --picture=seed', variants=variants)).keys() == rows.keys()
-    assert table(run_bench(lab, variants=variants)) == rows and len(here) == 6
-    runs = [f'out/lab/{name}' for name in names[1:3]]
-    cells = table(run_bench(f'--what=curves --runs={",".join(runs)}'))
-    losses = [Run(run).full_loss for run in runs]
-    assert [row[:2] for row in cells.values()][1:] == [[f'{loss:.4f}', f'{loss - losses[0]:+.4f}'] for loss in losses]
+
+def test_only_other_options_are_trained_again(lab, here):
+    assert table(run_bench(f'{LAB} --max_iters=4 --seeds=1 --picture=seed', variants=TWO)).keys() == lab.keys()
+    assert table(run_bench(LAB, variants=TWO)) == lab and len(here) == 6
+
+def test_bench_curves_shows_runs_in_one_table():
+    a, b = [train_here(folder, f'--max_iters=2 --seed={seed}').full_loss for seed, folder in enumerate('ab')]
+    cells = table(run_bench('--what=curves --runs=a,b'))
+    assert [cells[name][:2] for name in 'ab'] == [[f'{a:.4f}', '+0.0000'], [f'{b:.4f}', f'{b - a:+.4f}']]
     assert Path('out/curves.png').stat().st_size > 5000
 
-def test_bench_compare_goes_on_after_a_variant_that_diverges_and_ends_with_one_that_fails(here):
+def test_an_experiment_goes_on_after_divergence(here):
     variants = 'ill: --learning_rate=1e37 --optimizer=sgd --grad_clip=0; well:'
     rows = table(run_bench('--what=compare --seeds=1 --max_iters=2', variants=variants))
     assert (rows['ill'][0], rows['ill'][-1]) == ('inf', '0 of 1')
     assert (rows['well'][0][:2], rows['well'][-1]) == ('5.', '1 of 1')
+
+def test_an_experiment_ends_with_a_failing_variant(here):
     with refuses('out.bad-.*-1: .* status 2: .*not a multiple'):
         run_bench('--what=compare', variants='bad: --batch_size=4 --micro_batch_size=3')
 
-def test_print_law_finds_a_law_of_scaling_again(printed):
+def test_print_law_finds_a_known_law(printed):
     variants = []
     for layers, steps in itertools.product((1, 2, 4, 8), (10, 99, 999, 9999)):
+        variant = bench.Variant('', f'--n_layer={layers} --max_iters={steps} --batch_size=3 --block_size=50')
         N = GPT(GPTConfig(n_layer=layers)).matmul_weights()
         D = steps * 3 * 50
-        loss = 1.7 + 400 / N ** 0.5 + 900 / D ** 0.46
-        variants.append(made_up('', 9, loss, n_layer=layers, max_iters=steps, batch_size=3, block_size=50))
+        variant.logs.append([dict(full_val_loss=1.7 + 400 / N ** 0.5 + 900 / D ** 0.46)])
+        variants.append(variant)
     bench.print_law(variants)
     assert 'loss = 1.70 + 400 / N^0.50 + 900 / D^0.46, off by 0.0%' in printed()
     with refuses('6 variants that ended with a loss, not 5'):
         bench.print_law(variants[:5])
 
 # -- config files
-MISTAKES = {*HERE.glob('config/broken_*.py')}
-LABS = {*HERE.glob('config/lab_*.py')}
-CONFIGS = {*HERE.glob('config/*.py')} - MISTAKES - LABS
+def each_of(pattern, without='^$'):
+    """Parametrizes a test by the config files of a pattern."""
+    paths = sorted(path for path in HERE.glob(f'config/{pattern}.py') if not re.match(without, path.name))
+    return parametrize('path', paths, ids=lambda path: path.stem)
 
-def each_of(paths):
-    return parametrize('path', sorted(paths), ids=lambda path: path.stem)
-
-@each_of(CONFIGS)
+@each_of('*', without='broken_|lab_')
 def test_every_config_file_trains_a_step(path):
     run = train_here('a', f'{path} {SMALL_RUN} --d_ff=0 --micro_batch_size=0 --init_from=scratch --max_iters=1')
     assert len(run.steps) == 1
 
-@each_of(LABS)
-def test_every_experiment_has_a_question_and_variants_that_can_be_read(path, monkeypatch):
+@each_of('lab_*')
+def test_every_experiment_has_a_question_and_variants(path, monkeypatch):
     options = Options(bench.config.defaults)
     options.read([f'{HERE}/config/lab.py', str(path)])
     assert options['question']
@@ -3010,11 +3026,11 @@ def test_every_experiment_has_a_question_and_variants_that_can_be_read(path, mon
     monkeypatch.chdir(HERE)
     assert len(bench.read_variants()) > 3
 
-@each_of(MISTAKES)
-def test_every_mistake_of_the_museum_changes_what_is_learned(path, trained):
+@each_of('broken_*')
+def test_every_mistake_changes_what_is_learned(path, trained):
+    """It runs in its own process, so that it breaks nothing else."""
     options = '--max_iters=6' + ' --dtype=float16' * (path.stem == 'broken_no_scale')
     healthy = train_here('a', options)
-    # It runs in its own process, so that it breaks nothing else.
     assert status_of(start_alone(f'train.py {SMALL_RUN} {options} --out_dir=b {path}')) == 0
     losses = Run('b').losses
     assert len(losses) == 6 and losses != healthy.losses
