@@ -11,6 +11,7 @@ import csv
 import errno
 import functools
 import gc
+import gzip
 import hashlib
 import importlib
 import io
@@ -1625,26 +1626,26 @@ def test_a_damaged_shard_is_refused_when_it_is_read():
 
 # -----------------------------------------------------------------------------
 # sample.py
-def test_temperature_top_k_and_top_p_by_hand():
-    logits = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
-    near(sample.next_token_probs(logits), [[0.15, 0.5, 0.05, 0.3]], 1e-6)
-    probs = sample.next_token_probs(logits, temperature=0.5, top_k=3, top_p=0.9)
-    near(probs, [[0, 100 / 136, 0, 36 / 136]], 1e-6)
+# options | probabilities of four tokens
+SAMPLING = '''
+temperature=1.0 | 0.15, 0.5, 0.05, 0.3
+temperature=0.5 | 9 / 146, 100 / 146, 1 / 146, 36 / 146
+temperature=0 | 0, 1, 0, 0
+temperature=1e-38, top_p=0.5 | 0, 1, 0, 0
+top_k=2 | 0, 0.625, 0, 0.375
+top_k=4 | 0.15, 0.5, 0.05, 0.3
+top_k=9 | 0.15, 0.5, 0.05, 0.3
+top_p=0.81 | 3 / 19, 10 / 19, 0, 6 / 19
+top_p=0.79 | 0, 0.625, 0, 0.375
+top_p=0.49 | 0, 1, 0, 0
+top_p=0.0, top_k=3 | 0, 1, 0, 0
+temperature=0.5, top_k=3, top_p=0.9 | 0, 100 / 136, 0, 36 / 136
+'''
 
-@given(strategies.lists(strategies.integers(-20, 20), min_size=1, max_size=30, unique=True),
-       strategies.floats(0.2, 5), strategies.integers(0, 40), strategies.floats(0.01, 1))
-def test_next_token_probs_are_those_of_numpy(logits, temperature, top_k, top_p):
-    order = np.argsort(logits)[::-1][:top_k or None]
-    p = np.exp((np.array(logits)[order] - max(logits)) / temperature)
-    p /= p.sum()
-    before = np.cumsum(p) - p           # of all likelier tokens
-    assume(top_p == 1 or abs(before - top_p).min() > 1e-4)
-    p[(before >= top_p) & (before > 0)] = 0
-    want = np.zeros(len(logits))
-    want[order] = p / p.sum()
-    logits = torch.tensor([logits]).float()
-    found = sample.next_token_probs(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-    near(found[0], want, 1e-4)
+@parametrize('options, want', rows(SAMPLING))
+def test_sampling_options_change_probabilities(options, want):
+    logits = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
+    near(sample.next_token_probs(logits, **eval(f'dict({options})'))[0], eval(f'[{want}]'), 1e-6)
 
 def test_draw_takes_each_id_with_its_probability():
     probs = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
@@ -1714,13 +1715,6 @@ def test_a_sampling_option_may_forbid_repetitions(monkeypatch):
     for prompt, new in zip(prompts, draws(small_gpt(), prompts, 30)):
         assert len({*prompt, *new}) == len(prompt) + 30
 
-@parametrize('options', [dict(temperature=1e-38), dict(temperature=1e-6, top_k=3), dict(top_p=1e-300),
-                         dict(top_p=0.0, top_k=3), dict(temperature=0, top_p=0.5)])
-def test_an_option_near_zero_takes_the_likeliest(options):
-    model = small_gpt()
-    model.lm_head.weight.data *= 100        # divided by a tiny temperature, logits overflow
-    assert draws(model, [[1], [2]], 20, **options) == draws(model, [[1], [2]], 20, temperature=0)
-
 # -- speed
 @needs_compiler
 @parametrize('B', [1, 2])
@@ -1740,9 +1734,8 @@ def test_half_precision_changes_logits_a_little(dtype):
     model, idx = small_gpt(bias=True), random_ids(3, 5)
     want = model(idx)
     sample.prepare_model(model, 'cpu', dtype, False, rows=3)
-    assert not torch.equal(model(idx), want)
-    near(model(idx), want, dict(float16=5e-3, bfloat16=0.1)[dtype])
-    assert model.compute_dtype == dict(float16=torch.float32, bfloat16=torch.bfloat16)[dtype]       # float16 is packed
+    error = (model(idx) - want).abs().max()
+    assert 0 < error < dict(float16=5e-3, bfloat16=0.1)[dtype]
 
 # -- the command
 @parametrize('prompt', ['def', '<s>def', '</s>', ''])
@@ -1767,18 +1760,15 @@ def sample_once(folder, **options):
     """Runs sample.py for one text, of two tokens unless options say otherwise."""
     run_main(sample, out_dir=folder, **dict(num_samples=1, max_new_tokens=2) | options)
 
-def texts_in(output):
-    return output.removesuffix('\n').split('\n' + '-' * 40 + '\n')
-
 def test_a_text_shown_in_parts_is_complete(printed):
     """The first text is decoded byte by byte, the others at once. Many characters of a random model are broken."""
     options = dict(start='é', max_new_tokens=60)
     folder = write_run('a')
     sample_once(folder, num_samples=5, seed=1, **options)
-    together = texts_in(printed())
+    together = printed().split('\n' + '-' * 40 + '\n')
     for i, text in enumerate(together):
         sample_once(folder, seed=1 + i, **options)
-        assert texts_in(printed()) == [text]
+        assert printed().strip('\n') == text.strip('\n')
     assert '\ufffd' in ''.join(together) and len({*together}) == 5
 
 def test_each_token_is_shown_at_once():
@@ -1794,12 +1784,11 @@ def test_sample_takes_the_newest_intact_checkpoint(capsys):
     save(small_gpt(vocab_size=257), 'out/new/step_00000001')
     shutil.copytree('out/new/step_00000001', 'out/new/step_00000002')
     write('out/new/step_00000002/config.json', '{}')
-    run_main(sample, temperature=0, max_new_tokens=9, start='ab', device='cpu')
+    sample_once('', start='ab')
     out, err = capsys.readouterr()
-    for said in 'step_00000002/config.json is damaged', 'out/new/step_00000001 |', '\n36 tokens in':
+    for said in 'step_00000002/config.json is damaged', 'out/new/step_00000001 |', '\n2 tokens in':
         assert said in err.replace(os.sep, '/')
-    texts = texts_in(out)
-    assert texts == 4 * texts[:1] and texts[0].startswith('ab')
+    assert out.startswith('ab')
 
 def test_a_prompt_may_be_in_a_file(printed):
     write('p.txt', '\ufeffdéjà\nvu \n\n')           # with a byte order mark, and an editor's line break
@@ -1807,11 +1796,11 @@ def test_a_prompt_may_be_in_a_file(printed):
     out = printed()
     assert out.startswith('déjà\nvu \n') and not out.startswith('déjà\nvu \n\n')
 
-@parametrize('name', ['latin.txt', 'nothing.txt'])
-def test_a_prompt_that_is_no_text_is_refused(name):
+def test_a_prompt_that_is_no_text_is_refused():
     Path('latin.txt').write_bytes(b'd\xe9j\xe0')
-    with refuses('cannot read the prompt .*; use FILE: and the path of a text in UTF-8'):
-        sample_once(write_run('a'), start=f'FILE:{name}')
+    for name in 'latin.txt', 'nothing.txt':
+        with refuses('cannot read the prompt .*; use FILE: and the path of a text in UTF-8'):
+            sample_once(write_run(name), start=f'FILE:{name}')
 
 @parametrize('prompt, says', [('def ', 'the prompt ends with a space'), ('a b ' * 30 + 'c', 'sees only the last 16')])
 def test_sample_warns_of_a_prompt(prompt, says, capsys):
@@ -1851,9 +1840,10 @@ def weights_of_gguf(tensors, kind, c):
         name = tensor.name.replace('blk', 'model.layers').replace(f'{part}.', f'{WEIGHTS_OF_GGUF[part]}.')
         if part in heads:       # rows that rope rotates as a pair are adjacent
             x = x.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).flatten(0, 2)
-        thirds = zip('qkv', x.chunk(3)) if part == 'attn_qkv' else [('qkv', x)]
-        for letter, third in thirds:
-            weights[name.replace('qkv', letter)] = third
+        if part == 'attn_qkv':
+            weights.update((name.replace('qkv', letter), third) for letter, third in zip('qkv', x.chunk(3)))
+        else:
+            weights[name] = x
     return weights
 
 @pytest.fixture
@@ -2044,14 +2034,10 @@ def test_min_lr_does_not_raise_the_rate():
 def options_in(path):
     return configurator.run_file(str(path), Options(dict(train.config)))
 
-def test_a_run_learns_and_logs_each_step():
+def test_a_run_learns_and_each_card_quotes_its_evaluation():
     run = train_here('a', '--max_iters=12 --eval_interval=5')
-    assert len(run.losses) == 12 and len(run.val_losses) == 3 and run.losses[-1] < run.losses[0] - 0.5
-    assert run.steps[-1]['tokens'] == 12 * 8 * 16
-
-def test_each_card_quotes_the_evaluation_of_its_weights():
-    run = train_here('a', '--max_iters=12 --eval_interval=5')
-    for step, loss in zip([10, 12], run.val_losses[1:], strict=True):
+    assert len(run.losses) == 12 and run.losses[-1] < run.losses[0] - 0.5 and run.kept == [10, 12]
+    for step, loss in zip(run.kept, run.val_losses[1:], strict=True):
         card = Path(f'a/step_{step:08d}/README.md').read_text()
         for text in 'corpus', f'{step * 8 * 16:,} tokens', f'{step} steps', f'{loss:.4f}', 'license:':
             assert text in card
@@ -2104,16 +2090,12 @@ def test_dropout_is_fresh_in_every_micro_batch():
     two = train_here('c', f'{options} --dropout=0.5 --batch_size=2 --micro_batch_size=1')
     assert len({*one.losses, *two.losses}) == 12        # the second micro-batch drops different units
 
-@parametrize('T', [16, 8, 12, 5])
-def test_processes_share_the_sequences_of_a_step(T, monkeypatch):
-    starts, seen = [*range(12)], []
-    data = Mock(batch=lambda starts, T, device: seen.append(starts))
+@parametrize('T, size', [(16, 2), (8, 4), (12, 2), (5, 6)])
+def test_shorter_contexts_make_larger_micro_batches(T, size):
+    data = Mock(batch=lambda starts, T, device: starts)
     run = Mock(train_data=data, T=16, state=train.State(step=3))
-    monkeypatch.setattr('train.WORLD_SIZE', 2)
-    for rank in 0, 1:
-        monkeypatch.setattr('train.RANK', rank)
-        list(train.micro_batches(run, starts, T, 2))
-    assert sum(seen, []) == starts and len(seen[0]) == 32 // T
+    found = [*train.micro_batches(run, [*range(12)], T, 2)]
+    assert found == parts_of([*range(12)], size)
 
 @parametrize('dtype', ['float16', 'bfloat16'])
 def test_half_precision_trains_as_float32_does(dtype):
@@ -2130,7 +2112,7 @@ def test_a_compiled_run_ends_with_the_same_checkpoint(monkeypatch):
     near_weights(*[load_model(run.last) for run in runs], 1e-5)
 
 def test_a_second_loss_is_minimized_and_logged(monkeypatch):
-    plain, forward = train_here('a', '--max_iters=6'), MLP.forward
+    forward = MLP.forward
 
     def with_decay(self, x, info):
         info.add_loss('decay', 99 * self.up_proj.weight.square().mean())
@@ -2139,7 +2121,7 @@ def test_a_second_loss_is_minimized_and_logged(monkeypatch):
     monkeypatch.setattr(MLP, 'forward', with_decay)
     run = train_here('b', '--max_iters=6')
     decays = [entry['decay'] for entry in run.steps]
-    assert plain.losses[0] == run.losses[0] and decays == sorted(decays)[::-1] and decays[-1] < 0.96 * decays[0]
+    assert run.losses[0] < 6 and decays == sorted(decays)[::-1] and decays[-1] < 0.96 * decays[0]
     model, idx = small_gpt(), random_ids(2, 8)
     near(model(idx, idx), cross_entropy(model(idx), idx), 1e-5)         # an evaluation leaves it out
 
@@ -2250,8 +2232,6 @@ def test_a_resume_with_more_steps_warms_up_again(straight):
     run = resume(options)
     rates = [entry['lr'] for entry in run.steps]
     assert abs(np.diff(rates[11:])).max() < 6e-3 / 5 + 1e-9 and rates[15] > 3 * rates[11]
-    with train_options(warmup_iters=5, max_iters=24):
-        near(rates[16:], [train.get_lr(step, 1.0) for step in range(17, 25)], 1e-9)
     stop(16)            # also if this one is stopped
     assert resume(options).bits == run.bits
 
@@ -2268,17 +2248,6 @@ def test_another_batch_size_continues_the_same_text(straight):
     assert run.steps[-1]['tokens'] == 12 * 8 * 16 + 4 * 8 and options_in('a/config.py')['batch_size'] == 4
 
 @not_windows
-def test_two_processes_resume_the_run_of_one():
-    options = f'{STEPS} --log_interval=5 --micro_batch_size=4'
-    straight = train_here('a', options)
-    stop(4)
-    ranks = start_ranks(f'train.py {SMALL_RUN} {options} --out_dir=a --init_from=resume', 2)
-    assert [status_of(process) for process in ranks] == [0, 0]
-    lines = [[(entry['step'], entry['tokens']) for entry in run.log] for run in (straight, Run('a'))]
-    assert lines[0] == lines[1]
-    near(Run('a').losses, straight.losses, 1e-5)
-
-@not_windows
 def test_links_in_a_run_change_nothing_elsewhere(straight):
     """A run's folder may come from somebody else."""
     write('bashrc', 'mine')
@@ -2287,11 +2256,6 @@ def test_links_in_a_run_change_nothing_elsewhere(straight):
     Path('a/step_00000004').symlink_to(Path('elsewhere').absolute())
     assert resume('--max_iters=13 --keep_checkpoints=1').kept[-1] == 13
     assert Path('bashrc').read_text() == 'mine' and Path('elsewhere/config.json').exists()
-
-def test_code_in_a_model_is_not_copied(straight):
-    write('a/step_00000012/tokenizer_evil.py')
-    last = train_here('b', '--max_iters=1 --init_from=a --tokenizer=bpe').last
-    assert not any('evil' in path.name for path in last.iterdir())
 
 @parametrize('damage', [dict(height=2), dict(step='a'), dict(tokens=[]), dict(scaler=[5])])
 def test_a_training_json_of_another_form_is_refused(damage, straight):
@@ -2627,7 +2591,7 @@ def test_several_processes_compute_what_one_does(n, dtype, error):
     options = f'--max_iters=12 --eval_interval=6 --dropout=0.1 --micro_batch_size=2 --dtype={dtype}'
     one = train_here('a', options)
     ranks = start_ranks(f'train.py {SMALL_RUN} {options} --out_dir=b', n)
-    assert [status_of(process) for process in ranks] == [0] * n
+    assert [*map(status_of, ranks)] == [0] * n
     run = Run('b')
     near([run.full_loss, *run.losses], [one.full_loss, *one.losses], error)
     near([entry['grad_norm'] for entry in run.steps], [entry['grad_norm'] for entry in one.steps], 10 * error)
@@ -2656,7 +2620,7 @@ def test_a_signal_stops_all_processes_with_a_checkpoint(n, kind):
     refused = refusal(f'{line} --init_from=auto')
     assert 'another process works in b; if none does, remove b/.lock, else use another --out_dir' in refused
     os.kill(ranks[-1].pid, kind)
-    assert [status_of(process) for process in ranks] == [128 + kind] * n
+    assert [*map(status_of, ranks)] == [128 + kind] * n
     step = Run('b').kept[0]
     assert 3 <= step < 20 and f'stopped at step {step};' in said()
     assert train_here('b', f'{options} --init_from=resume').bits == straight.bits
@@ -2721,7 +2685,7 @@ def test_processes_must_share_options_data_and_run():
         write(f'{name}.py', f'import model\nmodel.has_fast_bfloat16 = lambda: {fast}')
     for first, last, says in rows(NOT_SHARED):
         ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first} --max_iters=2', 2, last)
-        assert [status_of(process) for process in ranks] == ([0, 0] if says == 'nothing' else [2, 2])
+        assert [*map(status_of, ranks)] == ([0, 0] if says == 'nothing' else [2, 2])
         assert f'error: the processes differ in {says}: ' in said() or Run('d').kept == [2]
 
 @not_windows
@@ -2907,12 +2871,11 @@ def test_memory_is_what_autograd_keeps(name, attention, dtype, optimizer, vector
         saved.pop(w.data_ptr(), None)
     with train_options(optimizer=optimizer):
         found = bench.memory(model.config, 3, 'cpu', dtype)
-    weights, gradients, moments, of_logits = [found.pop(part) for part in (
-        'weights', 'gradients', 'moments', 'gradients of logits')]
     n = model.num_params()
-    assert 4 * n <= weights == gradients < 4 * (n + 4096) and of_logits == 2 * 4 * 3 * 32 * model.config.vocab_size
-    assert 4 * n * vectors <= moments <= 8 * n
-    assert found.total() == sum(saved.values())
+    assert 4 * n <= found['weights'] == found['gradients'] < 4 * (n + 4096)
+    assert 4 * n * vectors <= found['moments'] <= 8 * n
+    assert found['gradients of logits'] == 2 * 4 * 3 * 32 * model.config.vocab_size
+    assert sum(found[part] for part in found if 'kept' in part) == sum(saved.values())
 
 def test_bench_resources_knows_gpt2_xl(monkeypatch):
     """The answers are those of CS336."""
@@ -2943,11 +2906,8 @@ def here(monkeypatch):
 
     def run(arguments, **_):
         commands.append(arguments)
-        options = dict(train.config)
         with redirect_stderr(io.StringIO()) as err:
             status = command(shlex.join(['train.py', *arguments[2:]]))
-        for name, value in options.items():
-            train.config[name] = value
         return Mock(returncode=status, stderr=err.getvalue())
 
     monkeypatch.setattr('subprocess.run', run)
@@ -3049,21 +3009,16 @@ def test_readme_names_files_that_exist_and_lists_them_all():
 BAD_INPUT = r'''
 train.py --bach_size=4 | batch_size
 train.py --dataset=nosuch | no text at 'nosuch'
-train.py --n_embd=4294967296 | n_embd = 4294967296 must be >= 1, < 1e6
 train.py --gradient_accumulation_steps=8 | batch_size counts
 train.py --lr_decay_iters=9 | reaches min_lr at max_iters
 train.py --max_iters=0 | max_iters = 0 must be >= 1, < 1e10; change --max_iters
 train.py --dataset=small.txt --tokenizer=byte | too little text for this context
 train.py stray | stray
 train.py --device=cuda | --device=cpu
-train.py --dataset=corpus.txt --tokenizer=byte --dtype=int8 | dtype
-train.py --optimizer=adamx | adamw
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
 train.py --beta2=1 | beta2 = 1.0 must be >= 0, < 1; change --beta2
 train.py --dataset=names --beta1=1 --out_dir=names | beta1
 train.py --adam_eps=0 | adam_eps = 0.0 must be >= 1e-30, < 1; change --adam_eps
-train.py --seed=18446744073709551615 | seed = 18446744073709551615 must be >= 0, < 1e18
-train.py --dataset=small.txt --tokenizer=bep | bep
 train.py --compile=off | compile = 'off' must be True, False or auto; change --compile
 train.py --dtype=False | dtype = False must be auto, float32, bfloat16 or float16; change --dtype
 sample.py | python train.py
@@ -3080,7 +3035,7 @@ prepare.py --dataset=list.jsonl | row 1 of list.jsonl has no text in 'text', but
 prepare.py --dataset=broken.jsonl | cannot read row 2 of broken.jsonl (JSON
 prepare.py --dataset=comma.csv | cannot read row 1 of comma.csv (Error: it does not have as many fields as the header
 prepare.py --dataset=a.parquet --text_field=c | (fields: a, b); use another --text_field
-prepare.py --dataset=cut.txt.zst | cannot read cut.txt.zst (EOFError
+prepare.py --dataset=cut.txt.gz | cannot read cut.txt.gz (EOFError
 prepare.py --dataset=cut | val.bin
 prepare.py --dataset=cut --val_fraction=0.5 | --val_fraction=0.5 has no effect on cut, which is prepared
 train.py --dataset=cut --separator=x | --separator=x has no effect on cut
@@ -3088,9 +3043,7 @@ prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=bep | bep
 prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object is not a mapping)
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
-sample.py --top_p=1.5 | top_p
 bench.py --num_gpus=0 --what=resources | num_gpus
-bench.py --tokens=-5 --what=resources | tokens
 bench.py --what=nonsense | nonsense
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
@@ -3106,6 +3059,7 @@ BAD_FILES = {
     'list.jsonl': b'[["text"]]\n',
     'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
     'comma.csv': b'text\nwell, well\n',
+    'cut.txt.gz': gzip.compress(b'a few words')[:-9],
     'cut/train.bin': b'\0\0' * 999,
     'list.json': b'[]',
 }
@@ -3115,9 +3069,6 @@ def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, says):
     for name, data in BAD_FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(data)
-    if 'cut.txt.zst' in line:
-        zstd = importlib.import_module(prepare.COMPRESSIONS['.zst'])
-        Path('cut.txt.zst').write_bytes(zstd.compress(bytes(range(97, 120)) * 9999)[:-9])
     if 'a.parquet' in line:
         from pyarrow import parquet, table
         parquet.write_table(table(dict(a=['a'], b=['b'])), 'a.parquet')
