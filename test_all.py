@@ -2004,10 +2004,9 @@ def test_muon_takes_stacked_matrices_one_by_one():
     singular = torch.linalg.svdvals(experts.weight - before) / (0.1 * 0.2 * 24 ** 0.5)
     assert 0.6 < singular.min() and singular.max() < 1.3
 
-@parametrize('change', [torch.nn.Module.double, lambda model: model.model.update(dict(embed_tokens=Embedding(70, 32)))])
-def test_an_optimizer_notices_that_its_model_moved(change):
+def test_an_optimizer_notices_that_its_model_moved():
     optimizer = make_optimizer(small_gpt(), 'muon')
-    change(optimizer.model)
+    optimizer.model.double()
     with pytest.raises(AssertionError, match='weight moved; make a new Optimizer'):
         optimizer.step(0.1)
 
@@ -2038,7 +2037,7 @@ def test_min_lr_does_not_raise_the_rate():
 def options_in(path):
     return configurator.run_file(str(path), Options(dict(train.config)))
 
-def test_a_run_learns_and_each_card_quotes_its_evaluation():
+def test_a_run_learns_and_its_cards_say_how_well():
     run = train_here('a', '--max_iters=12 --eval_interval=5')
     assert len(run.losses) == 12 and run.losses[-1] < run.losses[0] - 0.5 and run.kept == [10, 12]
     for step, loss in zip(run.kept, run.val_losses[1:], strict=True):
@@ -2087,8 +2086,9 @@ def test_evaluations_are_means_over_their_tokens():
     near(sampled['val_loss'], sum(nats[i] for i in first) / 320, 1e-5)
 
 def test_dropout_is_fresh_in_every_micro_batch():
+    """It also comes back after an evaluation."""
     write('a.txt', 'a' * 4000)        # all sequences are the same; only dropout differs
-    options = '--dataset=a.txt --max_iters=6 --learning_rate=0'
+    options = '--dataset=a.txt --max_iters=6 --eval_interval=2 --learning_rate=0'
     assert len({*train_here('a', options).losses}) == 1
     one = train_here('b', f'{options} --dropout=0.5 --batch_size=1')
     two = train_here('c', f'{options} --dropout=0.5 --batch_size=2 --micro_batch_size=1')
@@ -2219,7 +2219,7 @@ def test_a_resumed_run_ends_with_the_same_weights(straight, options, monkeypatch
     assert run.bits == straight.bits and run.losses == straight.losses
     assert run.kept == [4, 8, 9, 12]
 
-def test_a_resume_removes_damaged_newer_checkpoints(straight, printed):
+def test_a_resume_removes_damaged_newer_checkpoints(straight):
     write('a/step_00000012/config.json', '{}')
     assert resume('--max_iters=10').kept == [4, 8, 10]
 
@@ -2263,9 +2263,10 @@ def test_links_in_a_run_change_nothing_elsewhere(straight):
 
 @parametrize('damage', [dict(height=2), dict(step='a'), dict(tokens=[]), dict(scaler=[5])])
 def test_a_training_json_of_another_form_is_refused(damage, straight):
+    optimizer = make_optimizer(load_model(straight.last), 'muon')
     rewrite(straight.last / 'training.json', **damage)
     with refuses('cannot be resumed .*; use the options of that run, or start'):
-        train.restore(straight.last, make_optimizer(small_gpt(), 'muon'), None)
+        train.restore(straight.last, optimizer, None)
 
 def test_moments_of_other_weights_are_refused(straight):
     model = load_model(straight.last)
@@ -2644,8 +2645,7 @@ def test_a_signal_in_an_evaluation_is_not_lost(batch, kind):
     assert Run('a').kept == [2] and Run('a').full_loss is None
 
 @not_windows
-def test_nohup_keeps_a_run_going(monkeypatch):
-    monkeypatch.setattr('signal.signal', Mock(side_effect=signal.signal))
+def test_nohup_keeps_a_run_going():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)           # what nohup does
     with train.Interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGHUP)
