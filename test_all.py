@@ -1637,7 +1637,7 @@ temperature=0.5 | 9 / 146, 100 / 146, 1 / 146, 36 / 146
 temperature=0 | 0, 1, 0, 0
 temperature=1e-38, top_p=0.5 | 0, 1, 0, 0
 top_k=2 | 0, 0.625, 0, 0.375
-top_k=4 | 0.15, 0.5, 0.05, 0.3
+top_k=3 | 3 / 19, 10 / 19, 0, 6 / 19
 top_k=9 | 0.15, 0.5, 0.05, 0.3
 top_p=0.81 | 3 / 19, 10 / 19, 0, 6 / 19
 top_p=0.79 | 0, 0.625, 0, 0.375
@@ -2477,10 +2477,11 @@ def test_max_minutes_end_the_schedule_in_time(monkeypatch, printed):
 def test_a_resumed_run_has_only_the_minutes_left(monkeypatch, printed):
     fake_clock(monkeypatch, 1.0, 1.0, evaluating=0)
     options = '--max_iters=100000 --max_minutes=1 --eval_interval=20 --keep_checkpoints=9'
-    run = train_here('a', options)
+    train_here('a', options)
     stop(40)
-    assert 20 < train_here('a', f'{options} --init_from=resume').steps[-1]['step'] - 40 < 25
-    assert train_here('a', f'{options} --init_from=resume').kept[:2] == run.kept[:2]
+    finished = train_here('a', f'{options} --init_from=resume')
+    assert 60 < finished.steps[-1]['step'] < 65
+    assert train_here('a', f'{options} --init_from=resume').log == finished.log
     assert 'nothing is left to train after' in printed()
 
 @parametrize('fails', ['', 'import', 'log'])
@@ -2927,6 +2928,7 @@ def lab(here):
     return table(run_bench(LAB, variants=TWO))
 
 def test_every_variant_is_trained_with_every_seed(lab, here):
+    """The table has the mean and standard deviation of the seeds."""
     assert lab['run, as it is'][-1] == lab['run, small'][-1] == '2 of 2'
     names = sorted(os.listdir('out/lab'))
     assert [re.sub('-[0-9a-f]{6}', '', name) for name in names] == ['curves.png', 'run_as_it_is-4', 'run_as_it_is-5',
@@ -2935,7 +2937,9 @@ def test_every_variant_is_trained_with_every_seed(lab, here):
     small = load_model(Run(f'out/lab/{names[3]}').last).config
     assert (small.n_embd, small.n_layer) == (16, 1)
     alone = train_here('alone', '--max_iters=3 --optimizer=adamw --n_layer=2 --n_head=4 --seed=5')
-    assert Run(f'out/lab/{names[2]}').full_loss == alone.full_loss
+    losses = [Run(f'out/lab/{name}').full_loss for name in names[1:3]]
+    assert losses[1] == alone.full_loss
+    assert lab['run, as it is'][0] == f'{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}'
 
 def test_only_other_options_are_trained_again(lab, here):
     assert table(run_bench(f'{LAB} --max_iters=4 --seeds=1 --picture=seed', variants=TWO)).keys() == lab.keys()
