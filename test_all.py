@@ -1699,7 +1699,7 @@ def test_ids_without_a_token_are_never_drawn():
     [ids] = draws(small_gpt(), [[0]], 100, vocab_size=10)
     assert max(ids) < 10
 
-def test_each_token_takes_one_step_of_the_model(monkeypatch):
+def test_each_token_takes_one_step(monkeypatch):
     model = small_gpt()
     monkeypatch.setattr(model, 'decode', Mock(side_effect=model.decode))
     draws(model, [[1], [2, 3]], 9)
@@ -1743,12 +1743,12 @@ def test_half_precision_changes_logits_a_little(dtype):
 
 # -- the command
 @parametrize('prompt', ['def', '<s>def', '</s>', ''])
-def test_a_prompt_begins_with_its_opening_id_once(prompt):
+def test_a_prompt_has_its_opening_id_once(prompt):
     save_llama2()
     tok = load_tokenizer('t.json')
     assert prompt_ids(tok, prompt, [2]) == [1, *tok.encode(prompt.removeprefix('<s>'))]
 
-def test_an_empty_prompt_begins_a_document_or_line():
+def test_an_empty_prompt_begins_a_document():
     assert [prompt_ids(byte_tokenizer(), '', ends) for ends in ([256, 7], [])] == [[256], [10]]
     assert prompt_ids(CharTokenizer('ACGT'), '', []) == [0]
 
@@ -1800,7 +1800,7 @@ def test_a_prompt_may_be_in_a_file(printed):
     out = printed()
     assert out.startswith('déjà\nvu \n') and not out.startswith('déjà\nvu \n\n')
 
-def test_a_prompt_that_is_no_text_is_refused():
+def test_a_prompt_must_be_a_text():
     Path('latin.txt').write_bytes(b'd\xe9j\xe0')
     for name in 'latin.txt', 'nothing.txt':
         with refuses('cannot read the prompt .*; use FILE: and the path of a text in UTF-8'):
@@ -2037,7 +2037,7 @@ def test_min_lr_does_not_raise_the_rate():
 def options_in(path):
     return configurator.run_file(str(path), Options(dict(train.config)))
 
-def test_a_run_learns_and_its_cards_say_how_well():
+def test_a_run_learns_and_describes_itself():
     run = train_here('a', '--max_iters=12 --eval_interval=5')
     assert len(run.losses) == 12 and run.losses[-1] < run.losses[0] - 0.5 and run.kept == [10, 12]
     for step, loss in zip(run.kept, run.val_losses[1:], strict=True):
@@ -2108,7 +2108,7 @@ def test_half_precision_trains_as_float32_does(dtype):
     near(half.losses, full.losses, 0.02)
     near(half.steps[0]['grad_norm'], full.steps[0]['grad_norm'], 0.1)           # unscaled
 
-def test_a_compiled_run_ends_with_the_same_checkpoint(monkeypatch):
+def test_a_compiled_run_learns_the_same(monkeypatch):
     """Its weights keep their names. torch's eager backend makes compiling fast."""
     monkeypatch.setattr('torch.compile', partial(torch.compile, backend='eager'))
     monkeypatch.setattr('model.choose_compile', lambda compile, device, flops: compile)
@@ -2168,7 +2168,7 @@ def test_a_diverging_run_keeps_its_last_checkpoint(options):
     assert re.match(r'diverged: .* at step ([6-9]|10)\b', line)         # soon: at a log line or an evaluation
     assert Run('a').bits == good.bits
 
-def test_a_run_without_a_checkpoint_can_only_begin_again():
+def test_a_run_without_checkpoints_begins_again():
     options = '--optimizer=sgd --learning_rate=1e30 --log_interval=50 --eval_interval=5 --sample_tokens=5 --out_dir=b'
     assert 'at step 5' in refusal(f'train.py {SMALL_RUN} {options}', status=3)      # no sample of nan
     assert 'no checkpoint' in refusal(f'train.py {SMALL_RUN} --out_dir=b --init_from=resume')
@@ -2231,7 +2231,7 @@ def test_a_finished_run_is_only_evaluated(straight, printed):
     tokens = straight.log[-1]['full_val_tokens']
     assert re.search(f'loss {straight.full_loss:.4f} .* over all {tokens:,} validation tokens of corpus', printed())
 
-def test_a_resume_with_more_steps_warms_up_again(straight):
+def test_more_steps_begin_with_a_warmup(straight):
     options = '--max_iters=24 --warmup_iters=5'
     run = resume(options)
     rates = [entry['lr'] for entry in run.steps]
@@ -2262,7 +2262,7 @@ def test_links_in_a_run_change_nothing_elsewhere(straight):
     assert Path('bashrc').read_text() == 'mine' and Path('elsewhere/config.json').exists()
 
 @parametrize('damage', [dict(height=2), dict(step='a'), dict(tokens=[]), dict(scaler=[5])])
-def test_a_training_json_of_another_form_is_refused(damage, straight):
+def test_another_form_of_training_json_is_refused(damage, straight):
     optimizer = make_optimizer(load_model(straight.last), 'muon')
     rewrite(straight.last / 'training.json', **damage)
     with refuses('cannot be resumed .*; use the options of that run, or start'):
@@ -2274,7 +2274,7 @@ def test_moments_of_other_weights_are_refused(straight):
     with refuses('other tensors: m.model.norm.weight'):
         train.restore(straight.last, make_optimizer(model, 'muon'), None)
 
-def test_config_py_describes_the_model_it_began_with():
+def test_config_py_describes_the_first_model():
     other = train_here('other', '--max_iters=1')
     line = 'train.py --dataset=corpus.txt --sample_tokens=0 --compile=False --init_from=other --max_iters=1'
     assert command(f'{line} --out_dir=a') == command('train.py a/config.py --init_from=scratch --out_dir=b') == 0
@@ -2356,7 +2356,7 @@ def test_a_run_starts_from_another_model(source, first):
     if source == 'auto:theirs':     # the same command continues the run
         assert train_here('b', f'{line}3').kept == [1, 2, 3]
 
-def test_another_model_needs_its_own_tokens_and_context(first):
+def test_another_model_needs_its_own_tokens(first):
     folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
     for option, says in (f'--dataset={folder}', 'not made with'), ('--block_size=32', 'use --block_size=16'):
         assert says in refusal(f'train.py {SMALL_RUN} --init_from=theirs {option}')
@@ -2410,7 +2410,7 @@ def test_a_folder_of_nanogpt_may_have_a_tokenizer():
 
 # -- micro-batches
 @parametrize('sizes, want', [([8, 4, 2], 2), ([8, 4], None)])
-def test_a_gpu_takes_the_largest_micro_batch_that_fits(sizes, want, monkeypatch):
+def test_a_gpu_takes_what_fits(sizes, want, monkeypatch):
     def cramped(x, y):          # 8 do not fit, and 4 leave too little memory
         if len(x) > 4:
             raise torch.OutOfMemoryError
@@ -2500,7 +2500,7 @@ def test_wandb_gets_the_log_or_may_fail(fails, straight, monkeypatch, printed):
 
 # -- notebooks, threads, and commands as a user types them
 @parametrize('name, quoted', [('a', 'a'), ('my run', '"my run"'), ('日本', '"日本"'), ('a"$`\\!', """'a"$`\\!'""")])
-def test_a_printed_command_is_right_in_every_shell(name, quoted, monkeypatch):
+def test_printed_commands_work_in_every_shell(name, quoted, monkeypatch):
     monkeypatch.chdir(HERE)
     assert configurator.command('sample.py', name) == f'python sample.py {quoted}'
 
@@ -2611,7 +2611,7 @@ def test_a_run_killed_at_any_moment_loses_nothing():
 
 @not_windows
 @parametrize('n, kind', [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_a_signal_stops_all_processes_with_a_checkpoint(n, kind):
+def test_a_signal_saves_and_stops_all_processes(n, kind):
     """The last process gets it. Until then, no other run may train in the folder."""
     options = '--max_iters=20 --dropout=0.1 --micro_batch_size=4'
     straight = train_here('a', options)
@@ -3007,7 +3007,7 @@ def test_every_mistake_changes_what_is_learned(path, trained):
 # README.md, and what people get wrong
 README = (HERE / 'README.md').read_text(encoding='utf-8')
 
-def test_readme_names_files_that_exist_and_lists_them_all():
+def test_readme_names_all_files():
     assert {path.name for path in HERE.glob('*.py')} <= {*re.findall(r'`(\w+\.py)`', README)}
     commands = re.findall(r'^ *(?:python|torchrun .*?) (\w+\.py)', README, re.M)
     for name in commands + re.findall(r'config/\w+\.py|assets/\w+\.png', README):
@@ -3073,7 +3073,7 @@ BAD_FILES = {
 }
 
 @parametrize('line, says', rows(BAD_INPUT))
-def test_what_a_person_gets_wrong_is_one_line_and_status_2(line, says):
+def test_a_mistake_is_one_line_and_status_2(line, says):
     for name, data in BAD_FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(data)
