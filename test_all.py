@@ -45,7 +45,7 @@ import pytest
 import regex
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings, strategies
+from hypothesis import given, settings, strategies
 from safetensors.torch import load
 from torch import optim
 
@@ -1774,6 +1774,11 @@ def test_a_text_shown_in_parts_is_complete(printed):
         sample_once(folder, seed=1 + i, **options)
         assert printed().strip('\n') == text.strip('\n')
     assert '\ufffd' in ''.join(together) and len({*together}) == 5
+
+def test_a_text_that_ended_counts_no_tokens(capsys):
+    sample.print_texts(lambda: [[65, 66], [None, 67]], byte_tokenizer(), 'p')
+    out, err = capsys.readouterr()
+    assert out == f'pA\n{"-" * 40}\npBC\n' and err.startswith('3 tokens in')
 
 def test_each_token_is_shown_at_once():
     """A pipe shows nothing until it is flushed."""
