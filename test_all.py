@@ -3,8 +3,8 @@ Tests all files: python -m pytest test_all.py (in two processes; -n 0: in this o
 
 The tests need no network, GPU or data set. After the helpers, each file has a section, in the README's reading order. A
 section begins with worked examples. Then each test checks one promise, against something trusted (torch, tiktoken,
-transformers, a plain version, a file on disk) where there is one. Tables of errors come last. A test is named after the
-function or command that it tests, so `grep test_encode` finds how encode behaves.
+transformers, a plain version, a file on disk) where there is one. Its name says the promise: an argument has the type
+of the default. Tables of errors come last.
 """
 import copy
 import csv
@@ -352,25 +352,43 @@ def pairs(text):
 # configurator.py
 def options_after(*arguments):
     """Returns options after reading some arguments."""
-    options = Options(dict(a=1, lr=0.5, name='x', on=True, compile='auto', path=''))
-    options.comments['path'] = '(path) folder'
+    defaults = dict(a=1, lr=0.5, name='x', on=True, compile='auto', path='')
+    options = Options(defaults, comments=dict(path='(path) folder'))
     options.read(arguments)
     return options
 
-def test_read_takes_arguments_from_left_to_right_with_the_types_of_the_defaults():
-    write('c.py', 'a = 1\nlr = 2\n')        # sets a back to its default
-    options = options_after('--a=3', 'c.py', '--name=p=q', '--on=false', '--compile=True')
-    assert options == dict(a=1, lr=2.0, name='p=q', on=False, compile=True, path='')
-    assert type(options['lr']) is float
-    assert options_after('c.py', '--a=3')['a'] == 3
-    assert options_after('--on=False', '--on')['on'] is True
-    home = os.path.expanduser('~/b')
-    paths = [options_after(f'--path={path}')['path'] for path in ('~/b', 'auto:~/b', 'a/~/b')]
-    assert paths == [home, f'auto:{home}', 'a/~/b'] and options_after('--name=~/b')['name'] == '~/b'
-    options.begin(['--a=7'])
-    assert options == options.defaults | dict(a=7) and options.source == dict(a='--a=7')
+# arguments | the option that they set | its value
+ARGUMENTS = '''
+--lr=2 | lr | 2.0
+--name=p=q | name | 'p=q'
+--on=false | on | False
+--on=False --on | on | True
+--compile=True | compile | True
+--path=~/b | path | os.path.expanduser('~/b')
+--path=auto:~/b | path | 'auto:' + os.path.expanduser('~/b')
+--path=a/~/b | path | 'a/~/b'
+--name=~/b | name | '~/b'
+plain.py | lr | 2.0
+plain.py --a=3 | a | 3
+--a=3 plain.py | a | 1
+--a=10 sums.py | a | 8
+--a=10 sums.py sums.py | a | 7
+'''
+@parametrize('arguments, name, value', rows(ARGUMENTS))
+def test_later_arguments_win_with_the_default_type(arguments, name, value):
+    write('plain.py', 'a = 1\nlr = 2\n')        # sets a back to its default
+    write('sums.py', 'import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
+    assert repr(options_after(*arguments.split())[name]) == repr(eval(value))
 
-def test_every_number_has_limits_in_its_comment_so_none_is_nan_or_inf():
+def test_begin_sets_other_options_to_their_defaults():
+    options = options_after('--a=3', '--name=y')
+    write('c.py', 'a = 7\nlr = 0.5\n')
+    options.begin(['c.py'])
+    assert options == options.defaults | dict(a=7)
+    assert options.source == dict(a='c.py')         # what a file sets to the same value has no source
+
+def test_every_number_has_limits_in_its_comment():
+    """Without limits, nan and inf would be valid."""
     for config in prepare.config, sample.config, train.config, bench.config:
         for name, default in config.defaults.items():
             if type(default) in (int, float):
@@ -380,14 +398,15 @@ def test_every_number_has_limits_in_its_comment_so_none_is_nan_or_inf():
 DECLARED = [('(>= 1) sequences', [1, 9], [0, -1]), ('(> 0, <= 1) a share', [0.5, 1], [0, 1.1]),
             ('(a, b or True) which', ['a', True], ['c', 'or', False]), ('(new) nothing is checked', [5, 'd'], [])]
 @parametrize('comment, right, wrong', DECLARED)
-def test_check_value_refuses_what_a_comment_does_not_allow(comment, right, wrong):
+def test_a_value_must_be_what_the_comment_allows(comment, right, wrong):
     for value in right + wrong:
         options = Options(dict(x=value), comments=dict(x=comment))
         with nullcontext() if value in right else refuses(f'x = {value!r} must be '):
             assert configurator.check_value(value, 'x', options, '') == value
 
 @not_windows
-def test_write_new_folder_and_save_figure_replace_a_link_but_not_what_it_names():
+def test_a_link_in_the_way_is_replaced():
+    """What a link names may be someone's own file, so it must not be written to."""
     write('mine/text', 'mine')
     for name in 'file', '.file.partial', 'curves', '.curves.partial', 'folder', '.folder.partial':
         Path(name).symlink_to('mine')
@@ -398,23 +417,13 @@ def test_write_new_folder_and_save_figure_replace_a_link_but_not_what_it_names()
     assert [Path(path).read_text() for path in ('file', 'curves', 'folder/text')] == ['new'] * 3
     assert Path('mine/text').read_text() == 'mine' and not [*Path().glob('.*')]
 
-def test_errors_show_control_characters_as_escapes(capsys):
-    with pytest.raises(SystemExit):
-        configurator.launch(Mock(side_effect=UserError('a\x1b[2Jb.txt is gone\nuse another')))
-    assert capsys.readouterr().err == r'error: a\x1b[2Jb.txt is gone use another' + '\n'
-
-def test_run_file_sees_the_options_so_far_and_keeps_its_own_names():
-    write('c.py', 'import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
-    assert options_after('--a=10', 'c.py')['a'] == 8
-    assert options_after('--a=10', 'c.py', 'c.py')['a'] == 7
-
-@given(strategies.integers(), strategies.floats(allow_nan=False, allow_infinity=False), strategies.text(),
-       strategies.booleans(), strategies.sampled_from([True, False, 'auto']))
-def test_as_file_and_a_command_line_set_the_same_options_again(a, lr, name, on, compile):
-    wanted = dict(a=a, lr=lr, name=name, on=on, compile=compile, path='')
-    write('run.py', configurator.as_file(wanted))
-    assert options_after('--a=9', 'run.py') == wanted
-    assert options_after(*[f'--{option}={value}' for option, value in wanted.items()]) == wanted
+@given(strategies.fixed_dictionaries(dict(
+    a=strategies.integers(), lr=strategies.floats(allow_nan=False, allow_infinity=False), name=strategies.text(),
+    on=strategies.booleans(), compile=strategies.sampled_from([True, False, 'auto']), path=strategies.just(''))))
+def test_files_and_arguments_keep_every_value(values):
+    write('run.py', configurator.as_file(values))
+    assert options_after('--a=9', 'run.py') == values
+    assert options_after(*[f'--{name}={value}' for name, value in values.items()]) == values
 
 # text of a config file | the error
 CONFIG_ERRORS = r'''
@@ -425,12 +434,12 @@ a = 2\n\na = 1 / 0 | c.py, line 3.*division
 name = "\xe9" | c.py.*utf-8
 '''
 @parametrize('text, says', rows(CONFIG_ERRORS))
-def test_run_file_says_what_is_wrong_and_where(text, says):
+def test_a_wrong_config_file_is_named(text, says):
     Path('c.py').write_bytes(text.encode().decode('unicode_escape').encode('latin-1'))
     with refuses(says):
         options_after('c.py')
 
-def test_configure_sets_and_prints_the_options_of_a_script_and_of_the_modules_it_names(printed):
+def test_a_script_sets_options_of_its_modules(printed):
     assert command('bench.py --what=formats --max_iters=7') == 0
     assert (train.max_iters, train.config['max_iters']) == (7, 7)
     train.config.begin([])
@@ -440,7 +449,7 @@ def test_configure_sets_and_prints_the_options_of_a_script_and_of_the_modules_it
 
 @parametrize('name, line', [('train', 'n_kv_head: int = 0 .* key and'), ('sample', 'top_k = 0 .* only from the k'),
                             ('prepare', 'pattern = .gpt2. .* how bpe'), ('bench', 'learning_rate = 6e-3 .* highest')])
-def test_help_prints_every_option_with_its_comment(name, line, printed):
+def test_help_explains_every_option(name, line, printed):
     assert command(f'{name}.py {"-h" if name == "sample" else "--help"}') == 0
     out = printed()
     for wanted in line, *[fr'\n *{option}(: \w+)? = ' for option in sys.modules[name].config]:
@@ -448,24 +457,27 @@ def test_help_prints_every_option_with_its_comment(name, line, printed):
     assert str(HERE) not in out
 
 # error | exit status | text in its only line
-LAUNCHED = '''
+LAUNCHED = r'''
 UserError('too wide; try less') | 2 | error: too wide; try less
+UserError('a\x1b[2Jb.txt is gone\nuse another') | 2 | error: a\x1b[2Jb.txt is gone use another
 OSError(28, 'No space left on device') | 2 | make room
 ModuleNotFoundError(name='gguf') | 2 | pip install gguf
 KeyboardInterrupt() | 130 | stopped
 '''
 @parametrize('error, status, says', rows(LAUNCHED))
-def test_launch_ends_with_one_line_and_a_status_but_a_bug_keeps_its_traceback(error, status, says, capsys):
+def test_a_mistake_is_one_line_and_a_status(error, status, says, capsys):
     with pytest.raises(SystemExit) as ended:
         configurator.launch(Mock(side_effect=eval(error)))
     assert ended.value.code == int(status)
     line, = capsys.readouterr().err.strip().splitlines()
     assert says in line
-    for bug in ZeroDivisionError(), OSError(errno.EIO, 'Input/output error'):
-        with pytest.raises(type(bug)):
-            configurator.launch(Mock(side_effect=bug))
 
-def test_new_folder_syncs_files_before_they_get_their_name_and_the_name_after(monkeypatch):
+@parametrize('bug', [ZeroDivisionError(), OSError(errno.EIO, 'Input/output error')])
+def test_a_bug_keeps_its_traceback(bug):
+    with pytest.raises(type(bug)):
+        configurator.launch(Mock(side_effect=bug))
+
+def test_a_folder_is_synced_before_it_gets_its_name(monkeypatch):
     events = []
     monkeypatch.setattr('configurator.sync', lambda path: events.append(path.name))
     monkeypatch.setattr('os.rename', lambda old, new: events.append('rename'))
@@ -473,9 +485,11 @@ def test_new_folder_syncs_files_before_they_get_their_name_and_the_name_after(mo
         write(folder / 'file')
     assert events == ['file', '.new.partial', 'rename', 'run']
 
-def test_lock_names_a_lock_that_is_held_and_does_without_in_a_folder_that_has_none(monkeypatch, printed):
+def test_a_lock_is_named_when_it_is_held():
     with configurator.lock(Path('.lock')), refuses('remove .lock, else use another'):
         configurator.lock(Path('.lock'), wait=False)
+
+def test_a_folder_without_locks_is_used_with_a_warning(monkeypatch, printed):
     monkeypatch.setattr('filelock.FileLock.acquire', Mock(side_effect=OSError(errno.ENOLCK, 'No locks available')))
     with configurator.lock(Path('.lock')):
         assert 'cannot be locked' in printed()
