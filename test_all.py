@@ -45,7 +45,7 @@ import pytest
 import regex
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings, strategies
+from hypothesis import example, given, settings, strategies
 from safetensors.torch import load
 from torch import optim
 
@@ -1363,36 +1363,51 @@ FORMS = 'a.txt b.txt.gz c.TXT.XZ d.jsonl e.ndjson.zst f.json g.json.bz2 h.csv i.
 def write_form(name, texts):
     """Writes documents in the format that a file's name says, or as a folder of files."""
     objects = [dict(id=i, text=text) for i, text in enumerate(texts)]
-    lines = '\n\n'.join(map(json.dumps, objects))
     if name == 'k/**':
         for i, text in enumerate(texts):
             write(f'k/{i:04d}.txt', text)
     elif name == 'j.parquet':
-        from pyarrow import parquet, table
-        parquet.write_table(table(dict(id=range(len(texts)), text=texts)), name, row_group_size=2)
+        from pyarrow import Table, parquet
+        parquet.write_table(Table.from_pylist(objects), name, row_group_size=2)
     elif name in ('h.csv', 'i.tsv'):
         with open(name, 'w', newline='', encoding='utf-8-sig') as file:
             csv.writer(file, delimiter=',\t'['t' in name]).writerows([['id', 'text'], *enumerate(texts)])
     else:
-        text = {'txt': END_OF_TEXT.join(texts), 'g': json.dumps(objects, indent=1)}
+        text = '\n\n'.join(map(json.dumps, objects))
+        if 'txt' in name.lower():
+            text = END_OF_TEXT.join(texts)
+        elif name == 'g.json.bz2':
+            text = json.dumps(objects, indent=1)
         module = importlib.import_module(prepare.COMPRESSIONS.get(Path(name.lower()).suffix, 'io'))
         with module.open(name, 'wb') as file:
-            file.write(text.get('txt' if 'txt' in name.lower() else name[0], lines).encode('utf-8-sig'))
+            file.write(text.encode('utf-8-sig'))
 
 CHARACTERS = strategies.characters(codec='utf-8', exclude_characters='\0\ufeff')
 
 @given(strategies.lists(strategies.text(CHARACTERS), min_size=1))
-def test_read_texts_finds_the_same_documents_in_every_format(texts):
+@example(['a\t"b"\t', 'c,\n"d"', 'long ' * 30_000])
+def test_every_format_has_the_same_documents(texts):
     for name in FORMS:
         if name != 'i.tsv' or not any('\t' in text and '\n' in text for text in texts):         # which is refused
             shutil.rmtree('k', ignore_errors=True)
             write_form(name, texts)
             assert documents_in(name) == [text for text in texts if text.encode().strip()], name
 
-@parametrize('text, typed', [('a\nb\nc', r'\n'), ('a\r\nb\r\nc', r'\n'), ('a\tb\tc', r'\t'),
-                             ('a\n-\nb\r\n-\r\nc', r'\n-\n')])
-def test_separator_is_found_with_either_line_ends_and_as_it_is_typed(text, typed, monkeypatch):
-    write('s.txt', text)
+def test_a_quote_that_joins_rows_is_refused():
+    write('a.tsv', 'id\ttext\n1\t"a\n2\tb"\n')
+    with refuses('cannot read row 1 of a.tsv .*: a quote joins rows; double it, and put its text in quotes'):
+        documents_in('a.tsv')
+
+# a text, and its separator as it is typed
+SEPARATED = r'''
+a\nb\nc | \n
+a\r\nb\r\nc | \n
+a\tb\tc | \t
+a\n-\nb\r\n-\r\nc | \n-\n
+'''
+@parametrize('text, typed', rows(SEPARATED))
+def test_a_separator_may_have_either_line_ends(text, typed, monkeypatch):
+    write('s.txt', text.encode().decode('unicode_escape'))
     monkeypatch.setattr('prepare.separator', typed)
     assert [text.strip('\r\n') for text in documents_in('s.txt')] == ['a', 'b', 'c']
 
@@ -1404,18 +1419,16 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr('prepare.BLOCK', 4096)
     monkeypatch.setattr('tokenizer.BLOCK', 4096)
 
-def test_a_file_that_is_not_text_is_read_only_up_to_its_first_zero_byte():
+def test_reading_stops_at_a_zero_byte():
     file = Mock(read=Mock(side_effect=[b'text ' * 9, b'text\0', AssertionError]))
     with refuses('a.bin is not text in UTF-8, because it has a zero byte'):
         [*tokenizer.read_blocks(file, 'a.bin', [])]
 
-def test_a_text_without_separators_is_never_in_memory_as_a_whole(monkeypatch):
+def test_a_long_text_is_read_in_parts(monkeypatch):
     small_blocks(monkeypatch)
     write('a.txt', 'word ' * 20_000)
-    write('b.txt', 'more ' * 20_000)
-    files = [Path('a.txt'), Path('b.txt')]
-    for val_files, sizes in ([], (180_001, 20_001)), (files, (200_002, 200_002)):
-        parts = [*prepare.split_texts(files, val_files, '', 0.1, 'reading')]
+    for val_files, sizes in ([], (90_000, 10_001)), ([Path('a.txt')], (100_001, 100_001)):
+        parts = [*prepare.split_texts([Path('a.txt')], val_files, '', 0.1, 'reading')]
         assert max(len(part) for _, part in parts) < 10_000
         assert sizes == tuple(sum(len(part) for name, part in parts if name == split) for split in ('train', 'val'))
 
@@ -1427,7 +1440,7 @@ Homework_ödev.txt a.txt | b-DEV-1.txt.gz | test.txt
 train/a.txt train/test/train.txt | train/a/Dev.txt | dev/test/x.txt
 '''
 @parametrize('train, val, test', rows(SPLIT_FILES))
-def test_find_splits_reads_words_in_the_paths_of_files(train, val, test):
+def test_a_word_in_its_path_says_a_split(train, val, test):
     wanted = dict(train=train.split(), val=val.split(), test=test.split())
     root = Path('my-test/val')          # words in it do not count
     for name in [*sum(wanted.values(), []), '.hidden.txt', '.git/x.txt', 'README', 'b/README.md', 'LICENSE.txt']:
@@ -1437,24 +1450,39 @@ def test_find_splits_reads_words_in_the_paths_of_files(train, val, test):
         assert {split: [file.relative_to(root).as_posix() for file in found[split]] for split in found} == wanted
     assert documents_in('my-test/val/LICENSE.txt') == ['text']          # asked for by name
 
-def test_find_files_refuses_rows_next_to_other_files_and_a_pattern_chooses(monkeypatch):
+# pattern below code/ | the files that it finds
+CHOSEN = '''
+**/*.py | B.py a.py b/[d].py b/c.py
+b/*.py | b/[d].py b/c.py
+b/[d].py | b/[d].py
+?/*v | b/data.csv
+'''
+def write_code():
+    """Writes files of code, and one with rows."""
     for name in 'a.py', 'B.py', 'b/c.py', 'b/[d].py', 'b/data.csv':
         write(f'code/{name}', f'text\n{name}\n')
-    for dataset in 'code', 'code/**', 'code/**/*':
-        with refuses(r'has rows \(b/data.csv\) and other files \(b/c.py\); choose one kind with a pattern'):
-            prepare.find_files(dataset)
-    for pattern, names in {'**/*.py': 'B.py a.py b/[d].py b/c.py', 'b/*.py': 'b/[d].py b/c.py', 'b/[d].py': 'b/[d].py',
-                           '?/*v': 'b/data.csv'}.items():
-        found = prepare.find_files(f'code/{pattern}').values()
-        assert [file.relative_to('code').as_posix() for file in found] == names.split()
+
+@parametrize('pattern, names', rows(CHOSEN))
+def test_a_pattern_chooses_files(pattern, names):
+    write_code()
+    found = prepare.find_files(f'code/{pattern}').values()
+    assert [file.relative_to('code').as_posix() for file in found] == names.split()
+
+@parametrize('dataset', ['code', 'code/**', 'code/**/*'])
+def test_rows_next_to_other_files_are_refused(dataset, monkeypatch):
+    write_code()
+    with refuses(r'has rows \(b/data.csv\) and other files \(b/c.py\); choose one kind with a pattern'):
+        prepare.find_files(dataset)
+    monkeypatch.setattr('prepare.text_field', '')
+    assert len(prepare.find_files(dataset)) == 5
+
+def test_a_pattern_without_files_is_refused():
     with refuses("no text at 'code/[*].md'; use another path, or python, .*a comment in the config.py"):
         prepare.find_files('code/*.md')
-    monkeypatch.setattr('prepare.text_field', '')
-    assert len(prepare.find_files('code')) == 5
 
 @not_windows
 @parametrize('make', [lambda path: os.mkfifo(path), partial(os.symlink, 'nowhere')])
-def test_find_files_refuses_what_is_not_a_file_by_name(make):
+def test_what_is_no_file_is_refused_by_name(make):
     write_corpus('code/a.txt')
     make('code/b.txt')
     with refuses('code/b.txt is not a file, but a pipe, a socket or a link to nothing'):
@@ -1463,20 +1491,24 @@ def test_find_files_refuses_what_is_not_a_file_by_name(make):
         prepare.find_files('code/b.txt')
     assert [*prepare.find_files('code/a*')] == ['a.txt']
 
-def test_find_files_refuses_folders_that_cannot_be_read_and_the_cache_of_the_hub(monkeypatch):
+@parametrize('dataset', ['hub', 'hub/x', 'hub/x/**'])
+def test_the_cache_of_the_hub_is_refused(dataset):
+    """Its files are there twice."""
     for name in 'blobs/1234', 'snapshots/abc/train.txt', 'refs/main':
         write(f'hub/x/{name}', 'text')
-    for dataset in 'hub', 'hub/x', 'hub/x/**':
-        with refuses('hub.x is a cache of the Hugging Face hub; use --dataset=hub.x.snapshots.abc'):
-            prepare.find_files(dataset)
+    with refuses('hub.x is a cache of the Hugging Face hub; use --dataset=hub.x.snapshots.abc'):
+        prepare.find_files(dataset)
     assert [*prepare.find_files('hub/x/snapshots/abc')] == ['train.txt']
-    monkeypatch.setattr('os.access', lambda path, mode: 'snapshots' not in str(path))
-    for dataset in 'hub/x/snapshots', 'hub/x/snapshots/**/*.txt':
-        with refuses('hub.x.snapshots cannot be read'):
-            prepare.find_files(dataset)
+
+@parametrize('dataset', ['code', 'code/**/*.txt'])
+def test_a_folder_that_cannot_be_read_is_refused(dataset, monkeypatch):
+    write('code/b/a.txt')
+    monkeypatch.setattr('os.access', lambda path, mode: path != Path('code/b'))
+    with refuses('code.b cannot be read'):
+        prepare.find_files(dataset)
 
 @parametrize('link', [os.link, pytest.param(os.symlink, marks=not_windows)])
-def test_a_file_for_testing_is_never_trained_on_not_even_by_another_name(link, printed):
+def test_test_files_are_never_trained_on(link, printed):
     for name in 'train', 'test', 'val':
         write(f'd/{name}.txt', name)
     link(os.path.abspath('d/test.txt'), 'd/more.txt')
@@ -1484,23 +1516,33 @@ def test_a_file_for_testing_is_never_trained_on_not_even_by_another_name(link, p
     assert [data.train_texts, data.val_texts] == [['train'], ['val']]
     assert f'left out, for validation or testing: 2 files, 8 bytes, first {Path("d/more.txt")}\n' in printed()
 
-def test_prepare_says_that_a_data_set_is_not_the_folder_with_its_name(printed, monkeypatch):
+def test_a_data_set_is_not_the_folder_of_its_name(printed, monkeypatch):
     write('names/a.txt', 'a')
     monkeypatch.setattr('prepare.fetch', lambda files, known: None)
     prepare.find_splits('names')
     assert 'for the file or folder with this name, use --dataset=./names\n' in printed()
 
-def test_standard_library_has_no_tests_and_no_packages_and_is_looked_for_once(monkeypatch):
+# module of Python's library | where it is
+LIBRARY = '''
+json | train
+shutil | train
+wave | val
+xml.dom | val
+encodings.utf_8 | neither
+pytest | neither
+'''
+@parametrize('module, split', rows(LIBRARY))
+def test_the_default_data_set_is_pythons_library(module, split):
     splits = prepare.find_splits('python')
+    file = Path(importlib.import_module(module).__file__)
+    assert [name for name, files in splits.items() if file in files] == [split] * (split != 'neither')
     assert len(splits['train']) > 300 and len(splits['val']) > 40
-    modules = ['json', 'shutil', 'wave', 'xml.dom', 'pytest', 'encodings.utf_8']
-    files = [Path(importlib.import_module(name).__file__) for name in modules]
-    assert [file in splits['train'] for file in files] == [True, True, False, False, False, False]
-    assert [file in splits['val'] for file in files] == [False, False, True, True, False, False]
+
+def test_the_files_of_pythons_library_identify_nothing(monkeypatch):
     monkeypatch.setattr('prepare.find_splits', None)            # so no file is looked at
     assert prepare.identify('python')['source'].startswith('Python 3.') and prepare.separator_of('python') == ''
 
-def test_split_by_hash_keeps_each_document_on_its_side():
+def test_a_document_keeps_its_split():
     documents = [f'document {i}'.encode() + b'\xff' for i in range(12)]
     split = [name[0] for name, _ in prepare.split_by_hash(documents, 0.3)]
     assert ''.join(split) == 'tttttttvtttv', 'data of earlier versions are split otherwise'
@@ -1528,7 +1570,7 @@ def left():
     """Lists data/, except for downloads and locks."""
     return [path.name for path in Path('data').glob('*') if not re.search('downloads|lock', path.name)]
 
-def test_prepare_keeps_all_documents_and_says_what_can_be_counted_by_hand(printed):
+def test_all_documents_are_kept_and_counted(printed):
     texts = sorted(f'le café {i} ' + 'déjà vu' * (i % 7 + 1) for i in range(200))
     write('c.txt', '\n'.join([*texts, '  ', '']))         # blank ones are dropped
     data = Prepared('c.txt', vocab_size=300, separator='\\n')
@@ -1542,7 +1584,7 @@ def test_prepare_keeps_all_documents_and_says_what_can_be_counted_by_hand(printe
     assert {*data.val_texts} <= {*prepare_bytes('d.txt').val_texts}
 
 @parametrize('parts', [1, 3])
-def test_few_documents_are_split_by_position(parts, monkeypatch):
+def test_few_documents_are_cut_at_the_end(parts, monkeypatch):
     small_blocks(monkeypatch)
     text = CODE[:30_000]
     write('c.txt', *parts_of(text, len(text) // parts))
@@ -1559,7 +1601,7 @@ d | v.txt | more train | v | left out, for validation or testing: 2 files, 7 byt
 d/*r* | d/../d/[tv]* | more | test train val | training: 1 file
 '''
 @parametrize('dataset, val_dataset, train, val, says', rows(HELD_OUT))
-def test_val_dataset_is_not_trained_on(dataset, val_dataset, train, val, says, printed):
+def test_validation_text_is_not_trained_on(dataset, val_dataset, train, val, says, printed):
     for name in 'd/train', 'd/more', 'd/val', 'd/test', 'v':
         write(f'{name}.txt', Path(name).name)
     data = prepare_bytes(dataset, val_dataset=os.path.abspath(val_dataset))
@@ -1567,7 +1609,7 @@ def test_val_dataset_is_not_trained_on(dataset, val_dataset, train, val, says, p
     assert says.format(Path('d/val.txt')) in printed()
 
 @parametrize('kind, vocab_size', [('word', 259), ('bpe', 300)])
-def test_make_tokenizer_learns_from_training_text_alone(kind, vocab_size):
+def test_tokenizers_learn_from_training_text_alone(kind, vocab_size):
     write('c.txt', 'aa bb b ' * 900 + 'zzz é ' * 130)
     data = Prepared('c.txt', tokenizer=kind, vocab_size=vocab_size)
     tokens = {token for token in data.tok.vocab.values() if len(token) > 1}
@@ -1576,11 +1618,13 @@ def test_make_tokenizer_learns_from_training_text_alone(kind, vocab_size):
     shards = data.shards('val')
     assert shards.text_bytes([0], len(shards) - 1) == data.meta['val']['bytes'] - len(data.tok.vocab[data.val[0]])
 
-def test_find_or_prepare_finds_the_folder_and_makes_another_for_another_text_or_option(monkeypatch):
+def test_the_same_data_has_one_folder():
     folder = find_or_prepare('corpus.txt', 'byte')
     assert find_or_prepare(str(folder), 'bpe') == find_or_prepare(f'{os.getcwd()}/corpus.txt', 'byte') == folder
+
+def test_another_text_or_option_makes_another_folder(monkeypatch):
     monkeypatch.setattr('prepare.make_folder', lambda folder, *_: folder.mkdir())
-    found = [folder, *[find_or_prepare('corpus.txt', 'bpe', n) for n in (300, 301)]]
+    found = [find_or_prepare('corpus.txt', *more) for more in (['byte'], ['bpe', 300], ['bpe', 301])]
     for name, value in rows('separator | x\npattern | gpt4\nval_dataset | corpus.txt\ntext_field | a'):
         with patch(f'prepare.{name}', value):
             found.append(find_or_prepare('corpus.txt', 'byte'))
@@ -1592,9 +1636,9 @@ def test_find_or_prepare_finds_the_folder_and_makes_another_for_another_text_or_
         os.utime(f'd/{name}', (made, made))         # an older file may also hold another text
         found.append(find_or_prepare('d', 'byte'))
         os.remove(f'd/{name}')
-    assert len({*found}) == len(found) == 14
+    assert len({*found}) == len(found)
 
-def test_fetch_downloads_a_data_set_of_the_hub_once_and_keeps_its_own_split(monkeypatch):
+def test_a_data_set_is_downloaded_once(monkeypatch):
     download = Mock(side_effect=lambda repo, name, repo_type, local_dir: os.rename(name, local_dir / name))
     monkeypatch.setattr('huggingface_hub.hf_hub_download', download)
     byte_tokenizer().save('tokenizer.json')
@@ -1607,7 +1651,7 @@ def test_fetch_downloads_a_data_set_of_the_hub_once_and_keeps_its_own_split(monk
     repos = [(call.args[0], call.kwargs['repo_type']) for call in download.call_args_list]
     assert repos == [('roneneldan/TinyStories', 'dataset')] * 2 + [('openai-community/gpt2', 'model')]
 
-def test_fetch_takes_a_file_of_the_web_only_with_its_sha256(monkeypatch):
+def test_a_download_must_have_its_sha256(monkeypatch):
     there, text = Path('there.txt'), b'emma\nolivia\n' * 50
     known = dict(prepare.DATASETS['names'], url=there.resolve().as_uri())
     monkeypatch.setitem(prepare.DATASETS, 'names', known)
@@ -1622,7 +1666,7 @@ def test_fetch_takes_a_file_of_the_web_only_with_its_sha256(monkeypatch):
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-def test_prepare_that_was_killed_or_runs_twice_at_once_makes_one_folder():
+def test_prepare_killed_or_run_twice_makes_one_folder():
     write('corpus.txt', *[CODE[i:] for i in range(0, len(CODE), 1000)])
     line = 'prepare.py --dataset=corpus.txt --vocab_size=400'
     assert command(line) == 0
@@ -1642,19 +1686,25 @@ def test_prepare_that_was_killed_or_runs_twice_at_once_makes_one_folder():
     assert contents(folder) == expected and left() == [folder.name]
 
 # -- shards
-def test_shards_are_read_as_one_array(monkeypatch):
-    small_blocks(monkeypatch)
-    whole = Prepared('corpus.txt', vocab_size=300)
-    cut = Prepared('corpus.txt', vocab_size=300, shard_tokens=777)
-    assert [cut.train, cut.val] == [whole.train, whole.val]
-    assert {shard['tokens'] for shard in cut.meta['train']['shards'][:-1]} == {777}
-    shards = cut.shards('train')
-    for start in (0, 770, 776, 777, *random.sample(range(len(shards)), 50)):
-        length = random.randrange(min(2000, len(shards) - start))
-        assert shards.read(start, length).tolist() == whole.train[start:start + length]
+SENTENCE = 'The quick brown fox jumps over the lazy dog, and it does so again. '
+
+@pytest.fixture
+def in_shards(monkeypatch):
+    """Prepares 100 characters in blocks of 7 bytes. The first 90 are tokens for training in four shards."""
+    monkeypatch.setattr('prepare.BLOCK', 7)
+    monkeypatch.setattr('tokenizer.BLOCK', 7)
+    write('s.txt', (2 * SENTENCE)[:100])
+    return prepare_bytes('s.txt', shard_tokens=25)
+
+def test_shards_are_read_as_one_array(in_shards):
+    assert [shard['tokens'] for shard in in_shards.meta['train']['shards']] == [25, 25, 25, 15]
+    tokens, shards = (2 * SENTENCE)[:90].encode(), in_shards.shards('train')
+    for start in range(90):
+        for length in range(1, 91 - start):
+            assert bytes(shards.read(start, length).tolist()) == tokens[start:start + length]
 
 @given(strategies.integers(2, 60), strategies.integers(1, 40), strategies.integers(0, 5), strategies.integers(0, 180))
-def test_starts_come_once_per_epoch_and_each_time_in_another_order(n, T, seed, first):
+def test_an_epoch_has_every_window_once(n, T, seed, first):
     starts = partial(Shards.starts, range((n + 1) * T + seed % T), T=T, seed=seed)         # T or more are left over
     row = starts(0, 200)
     for epoch in parts_of(row, n)[:200 // n]:
@@ -1667,21 +1717,24 @@ def test_starts_are_those_of_earlier_versions():
     assert starts(0, 6, seed=1) == [47, 79, 383, 863, 431, 959], 'their runs cannot be resumed'
     assert starts(0, 61, seed=1) != starts(0, 61, seed=2) != starts(61, 61, seed=1)
 
-def test_a_damaged_shard_is_refused_when_it_is_read():
-    data = Prepared('corpus.txt', vocab_size=400, shard_tokens=9000)
-    shards, file = data.shards('train'), data.folder / 'train_001.bin'
-    ids = np.fromfile(file, np.uint16)
-    ids[50] = 400
-    ids.tofile(file)
-    assert shards.batch([9000, 9051], 16)[0].tolist() == [data.train[9000:9016], data.train[9051:9067]]
-    with refuses('has the id 400, but all ids should be below 400; copy or prepare'):
-        shards.batch([9000, 9040], 16)
-    for bad in ids.tobytes() + b'\0\0', ids.tobytes()[:-1], ids[:500].tobytes():
+def test_an_id_beyond_the_vocabulary_is_refused(in_shards):
+    ids = np.fromfile(in_shards.folder / 'train_001.bin', np.uint16)
+    ids[10] = 257
+    ids.tofile(in_shards.folder / 'train_001.bin')
+    shards = in_shards.shards('train')
+    assert shards.batch([26, 36], 8).tolist() == [[in_shards.train[i + j:i + j + 8] for i in (26, 36)] for j in (0, 1)]
+    with refuses('has the id 257, but all ids should be below 257; copy or prepare'):
+        shards.batch([36, 27], 8)           # its last target is token 35
+
+def test_a_shard_of_another_size_is_refused(in_shards):
+    file, shards = in_shards.folder / 'train_001.bin', in_shards.shards('train')
+    intact = file.read_bytes()
+    for bad in intact + b'\0\0', intact[:-1], intact[:20]:
         file.write_bytes(bad)
-        with refuses('train_001.bin has .* bytes, but 9,000 tokens.; copy it again, or'):
-            prepare.read_meta(data.folder)
-    assert len(shards.read(8900, 600)) == 600
-    for start, length in (9400, 200), (9600, 10), (8900, 1200):
+        with refuses('train_001.bin has .* bytes, but 25 tokens.; copy it again, or'):
+            prepare.read_meta(in_shards.folder)
+    assert len(shards.read(20, 15)) == 15
+    for start, length in (30, 10), (40, 1), (20, 40):           # it has become shorter since
         with refuses('train_001.bin has become shorter'):
             shards.read(start, length)
 
