@@ -249,8 +249,8 @@ def run_alone(line, said, env):
     sys.exit(status)
 
 def status_of(process):
-    """Returns the exit status of a process, which must end within 90 seconds."""
-    process.join(90)
+    """Returns the exit status of a process, which must end within 5 minutes."""
+    process.join(300)
     status = process.exitcode
     process.kill()
     return status
