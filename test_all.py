@@ -847,7 +847,7 @@ def test_attention_is_that_of_torch_with_any_mask(attend, mask):
 
 def test_one_token_attends_to_its_value_and_embedding():
     layers = [layer.self_attn for layer in small_gpt(value_embeds=True, n_layer=3).model.layers]
-    assert [layer.value_embed is None for layer in layers] == [False, True, False]          # every second, from the last
+    assert [layer.value_embed is None for layer in layers] == [False, True, False]      # every second, from the last
     layer, embed = layers[2], layers[2].value_embed
     x, idx = torch.randn(3, 1, 32), random_ids(3, 1)
     gates = 3 * torch.sigmoid(x[..., :12] @ embed.gate_proj.weight.T).repeat_interleave(8, -1)          # one per head

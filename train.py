@@ -645,7 +645,9 @@ def start_files(run):
     path = run.folder / 'config.py'
     with suppress(FileNotFoundError):
         before = path.read_text('utf-8', errors='replace').splitlines()
-        print('changed |', ', '.join(line for line in as_file(options).splitlines() if line not in before))
+        changed = [line for line in as_file(options).splitlines() if line not in before]
+        if changed:
+            print('changed |', ', '.join(changed))
     write(path, head + as_file(options))
     for later in checkpoints(run.folder):
         if int(later.name[5:]) > run.state.step:        # newest_intact skipped it
