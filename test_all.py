@@ -712,7 +712,7 @@ def same_as_theirs(tok, theirs):
     """Checks that texts have the ids of `tokenizers` and decode alike, except for leading spaces."""
     theirs.no_truncation()
     theirs.no_padding()
-    for text in f" the hen's  egg{END_OF_TEXT} then</s> 123", 'é\u0301\n\n 北京 😀', CODE[:5000]:
+    for text in f" the hen's  egg{END_OF_TEXT} then</s> 123", 'é\u0301\n\n 北京 😀', 'a', CODE[:5000]:
         for plain in False, True:
             theirs.encode_special_tokens = plain
             ids = theirs.encode(text, add_special_tokens=False).ids
@@ -797,7 +797,7 @@ ENDS = '''
 null | {} | {} | []
 5 | {"eos_token_id": 7} | {} | [5, 7]
 5 | {"eos_token_id": [7, 8]} | {"eos_token_id": 5} | [5, 7, 8]
-null | {"eos_token_id": null} | {"eos_token_id": [9, -1, "7"]} | [9]
+null | {"eos_token_id": null} | {"eos_token_id": [0, 9, 10, -1, "7"]} | [0, 9]
 null | {"eos_token_id": {"a": 1}} | {"eos_token_id": [[9], true, 8]} | [8]
 '''
 @parametrize('eot, config, generation, ends', rows(ENDS))
