@@ -846,8 +846,10 @@ def test_one_token_attends_to_its_value_and_embedding():
     layer, embed = layers[2], layers[2].value_embed
     x, idx = torch.randn(3, 1, 32), random_ids(3, 1)
     gates = 3 * torch.sigmoid(x[..., :12] @ embed.gate_proj.weight.T).repeat_interleave(8, -1)          # one per head
+    want = layer.o_proj(layer.v_proj(x) + gates * embed.embed_values.weight[idx])
     y = layer(x, PassInfo(idx, None))
-    close(y, layer.o_proj(layer.v_proj(x) + gates * embed.embed_values.weight[idx]))
+    close(y, want)
+    close(*[torch.autograd.grad(out.sum(), [*embed.parameters()]) for out in (y, want)])
 
 # -- properties of every setting
 @every_setting
