@@ -1559,19 +1559,17 @@ def test_prepare_killed_or_run_twice_makes_one_folder():
     assert contents(folder) == expected and left() == [folder.name]
 
 # -- shards
-SENTENCE = 'The quick brown fox jumps over the lazy dog, and it does so again. '
-
 @pytest.fixture
 def in_shards(monkeypatch):
     """Prepares 100 characters in blocks of 7 bytes. The first 90 are tokens for training in four shards."""
     monkeypatch.setattr('prepare.BLOCK', 7)
     monkeypatch.setattr('tokenizer.BLOCK', 7)
-    write('s.txt', (2 * SENTENCE)[:100])
+    write('s.txt', CODE[:100])
     return prepare_bytes('s.txt', shard_tokens=25)
 
 def test_shards_are_read_as_one_array(in_shards):
     assert [shard['tokens'] for shard in in_shards.meta['train']['shards']] == [25, 25, 25, 15]
-    tokens, shards = (2 * SENTENCE)[:90].encode(), in_shards.shards('train')
+    tokens, shards = CODE[:90].encode(), in_shards.shards('train')
     for start in range(90):
         for length in range(1, 91 - start):
             assert bytes(shards.read(start, length).tolist()) == tokens[start:start + length]
