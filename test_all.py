@@ -1458,10 +1458,11 @@ def test_few_documents_are_cut_at_the_end(parts, monkeypatch):
     small_blocks(monkeypatch)
     text = CODE[:30_000]
     write('c.txt', *parts_of(text, len(text) // parts))
-    data = Prepared('c.txt', vocab_size=400, workers=2)
+    data = Prepared('c.txt', vocab_size=400, val_fraction=0.2, workers=2)
     train = data.tok.decode(data.train)
-    assert (train.replace(END_OF_TEXT, ''), train.count(END_OF_TEXT)) == (text[:27_000], parts - 1)
-    assert data.val_texts == [text[27_000:]]
+    assert (train.replace(END_OF_TEXT, ''), train.count(END_OF_TEXT)) == (text[:24_000], parts - 1)
+    assert data.val_texts == [text[24_000:]]
+    assert data.meta['eot'] == (None if parts == 1 else data.tok.eot)           # a model of one text never sees an end
     assert data.train == data.tok.encode(train)     # as if there were no blocks
 
 # --dataset | --val_dataset | files for training | for validation | left out. d/x.txt is a link to d/test.txt.
