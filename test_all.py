@@ -582,8 +582,8 @@ def test_workers_end_with_a_killed_parent():
 def test_workers_do_not_run_the_launched_script_again():
     """Where workers are spawned, a script without `if __name__ == '__main__'` would start workers without end."""
     write('script.py', "import tokenizer\nprint('once')\ntokenizer.START_METHOD = 'spawn'\n"
-                       "print(*tokenizer.parallel_map(len, 9 * ['a'], 2))\n")
-    assert launch('script.py').stdout.split() == ['once', *9 * '1']
+                       "for n in tokenizer.parallel_map(len, 9 * ['a'], 2):\n    print(n)\nprint('n', n)\n")
+    assert launch('script.py').stdout.split() == ['once', *9 * '1', 'n', '1']
 
 @parametrize('asked, started', [(0, 3), (64, 9)])
 def test_workers_are_as_many_as_cores_or_items(asked, started, monkeypatch):
@@ -729,6 +729,13 @@ def save_gpt2():
     del data['model']['type'], data['pre_tokenizer']['use_regex']
     write('t.json', json.dumps(dict(data, post_processor=data['decoder'])))
 
+def save_reversed():
+    """Saves t.json with merges that come before those of their parts, which our arrays would merge in another order."""
+    make_tokenizer('gpt2').save('t.json')
+    data = read_json('t.json')
+    data['model']['merges'].reverse()
+    write('t.json', json.dumps(data))
+
 def save_smollm():
     """Saves t.json like SmolLM's tokenizer, which splits digits."""
     make_tokenizer('gpt2').save('t.json')
@@ -755,6 +762,7 @@ def save_llama2(template='<s> $A'):
 
 @parametrize('make, kind, end, opening', [
     (save_gpt2, Tokenizer, END_OF_TEXT, []),
+    (save_reversed, tokenizer.ForeignTokenizer, END_OF_TEXT, []),
     (save_smollm, tokenizer.ForeignTokenizer, END_OF_TEXT, []),
     (save_llama2, tokenizer.ForeignTokenizer, '</s>', ['<s>']),
     (partial(save_llama2, '<s> $A </s>'), tokenizer.ForeignTokenizer, '</s>', ['<s>']),         # as in embedding models
@@ -1141,8 +1149,8 @@ def test_a_field_is_off_or_set_in_llama():
 # kind of model | file | text in it | replacement | the error
 MISFITS = '''
 llama | config.json | "llama" | "mamba" | the architecture 'mamba' is not supported
-qwen3 | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has a head of its own
-gpt2 untied | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has a head of its own
+qwen3 | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
+gpt2 untied | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
 llama | config.json | "attention_bias": false | "attention_bias": true | attention_bias = True is not supported
 qwen3 | config.json | "use_sliding_window": false | "use_sliding_window": true | use_sliding_window = True
 llama | config.json | "sliding_window": null | "sliding_window": 8 | sliding_window = 8

@@ -339,7 +339,7 @@ def parallel_map(function, items, workers):
     context = multiprocessing.get_context(START_METHOD)
     # A new Python would run the launched script again, but functions of this file do not need it. So it starts without
     # torch, and a script needs no `if __name__ == '__main__'`.
-    without_script = patch.dict(vars(sys.modules['__main__']), __file__=None, __spec__=None)
+    without_script = patch.multiple(sys.modules['__main__'], create=True, __file__=None, __spec__=None)
     try:
         with without_script, ProcessPoolExecutor(workers, context, set_work, (function,)) as pool:
             waiting = deque()
@@ -1010,6 +1010,11 @@ def read_ours(data):
             [pattern] = [name for name in PATTERNS if cut_like(name) == pre_tokenizer]
             tokens = {token: token.encode() if token in special else from_printable(token) for token in vocab}
             merges = [(tokens[a], tokens[b]) for a, b in pairs]
+            made = {*BYTES}
+            for a, b in merges:
+                if not {a, b} <= made:          # Tokenizer needs the order of training
+                    return None
+                made.add(a + b)
             kind = WordTokenizer if model.get('ignore_merges') else Tokenizer
             tok = kind({id: tokens[token] for token, id in vocab.items()}, merges, special, pattern)
     except (LookupError, TypeError, ValueError):        # it has what ours never have
