@@ -52,7 +52,7 @@ steps = 20              # (>= 1, < 1e9) optimizer steps to measure
 warmup_steps = 5        # (>= 0, < 1e9) unmeasured steps before them
 samples = 1             # (>= 1, < 1e6) sample: texts generated at once
 new_tokens = 256        # (>= 2, < 1e8) sample: tokens per text
-rounds = 3              # (>= 1, < 1e6) sample, tokenizer: number of measurements, of which the median is printed
+rounds = 3              # (>= 1, < 1e6) sample, tokenizer: number of measurements (the median is printed)
 memory_gb = 80.0        # (> 0, < 1e9) resources: memory of a GPU in GB (10^9 bytes)
 num_gpus = 1            # (>= 1, < 1e9) resources: number of GPUs
 peak_tflops = 989.5     # (> 0, < 1e9) resources: dense peak of a GPU (an H100 in bf16, without sparsity)

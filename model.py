@@ -764,7 +764,7 @@ def load_model(folder, **overrides):
         if config.tie_weights:
             embedding = tensors['model.embed_tokens.weight']
             if not torch.equal(tensors.setdefault('lm_head.weight', embedding), embedding):
-                raise UserError(f'{folder} has a head of its own, but its config.json says tie_word_embeddings = true; '
+                raise UserError(f'{folder} has its own head, but its config.json says tie_word_embeddings = true; '
                                 f'change that to false')
         model.load_state_dict(tensors)          # copies, in float32
         if not all(w.isfinite().all() for w in model.parameters()):
