@@ -165,12 +165,13 @@ def match(root, pattern):
     return {name: file for name, file in names.items() if not SKIPPED.search(name)}
 
 def check_folder(folder):
-    """Raises UserError if a folder cannot be read, or has the files of the hub's cache, which are there twice."""
+    """Raises UserError if a folder cannot be read, or belongs to the hub's cache, which has each file twice."""
     if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
         raise UserError(f'{folder} cannot be read; change its permissions, or leave it out with {A_PATTERN}')
-    snapshots = sorted(folder.glob('snapshots/*'))
-    if snapshots and (folder / 'blobs').is_dir():
-        raise UserError(f'{folder} is a cache of the Hugging Face hub; use --dataset={snapshots[-1]}')
+    cache = folder.parent if folder.name == 'blobs' else folder
+    snapshots = sorted(cache.glob('snapshots/*'))
+    if snapshots and (cache / 'blobs').is_dir():
+        raise UserError(f'{cache} is a cache of the Hugging Face hub; use --dataset={snapshots[-1]}')
 
 SPLITS = dict(train='train', val='val', valid='val', validation='val', dev='val', test='test')
 
