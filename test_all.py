@@ -2282,6 +2282,9 @@ def test_a_resume_prints_which_options_changed(straight, printed):
     [line] = re.findall('^changed [|] (.*)$', printed(), re.M)
     assert [change for change in line.split(', ') if 'dataset' not in change] == [
         'max_iters = 13', 'seed = 5', 'batch_size = 4']
+    os.remove('a/config.py')
+    resume('--max_iters=14')
+    assert 'a/config.py is missing' in printed()
 
 # an option that may not change | text in the error
 CHANGES = '''

@@ -643,11 +643,13 @@ def start_files(run):
     head = 'from pathlib import Path\nout_dir = Path(__file__).parent.as_posix()\n'         # the folder may be renamed
     head += f'# dataset was made from {run.meta["source"]!r}\n'
     path = run.folder / 'config.py'
-    with suppress(FileNotFoundError):
+    if path.exists():
         before = path.read_text('utf-8', errors='replace').splitlines()
         changed = [line for line in as_file(options).splitlines() if line not in before]
         if changed:
             print('changed |', ', '.join(changed))
+    elif run.state.step:
+        print(f'{path} is missing, so the options are those of this command')
     write(path, head + as_file(options))
     for later in checkpoints(run.folder):
         if int(later.name[5:]) > run.state.step:        # newest_intact skipped it
