@@ -28,7 +28,7 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -347,25 +347,33 @@ def sync(path):
         finally:            # An open file keeps Windows from removing its folder
             os.close(handle)
 
+@contextmanager
 def lock(path, wait=True):
     """
-    Takes a lock file, and returns a context that gives it back at its end. If another process holds it, waits or raises
-    UserError. If files cannot be locked, as in some network folders, warns and returns a context without a lock.
+    Context in which this process holds a lock file. At its end, the file is gone, and so are empty folders around it.
+    If another process holds it, waits or raises UserError. Only warns if files cannot be locked (in network folders).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(path)
     try:
-        return FileLock(path).acquire(timeout=0)
+        held.acquire(timeout=0)
     except Timeout:
         owner = f'another process works in {path.parent}; if none does, remove {path}'
         if not wait:
             raise UserError(f'{owner}, else use another --out_dir')
         print(f'waiting: {owner}', flush=True)
-        return FileLock(path).acquire()
+        held.acquire()
     except OSError as e:
         if errno.errorcode.get(e.errno) in PATH_ERRORS:
             raise
         print(f'{path} cannot be locked ({e}); make sure that no other process works in this folder', flush=True)
-        return nullcontext()
+    try:
+        yield
+    finally:
+        held.release()
+        with suppress(OSError):         # for example, the folder is not empty
+            remove(path)
+            os.removedirs(path.parent)
 
 @contextmanager
 def new_folder(folder):

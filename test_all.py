@@ -490,6 +490,13 @@ def test_a_folder_without_locks_gets_a_warning(monkeypatch, printed):
     with configurator.lock(Path('.lock')):
         assert 'cannot be locked' in printed()
 
+def test_a_lock_leaves_nothing_behind():
+    write('kept/file', '')
+    for folder in 'a/b', 'kept':
+        with pytest.raises(ZeroDivisionError), configurator.lock(Path(folder, '.lock')):
+            1 / 0
+    assert not os.path.exists('a') and os.listdir('kept') == ['file']
+
 # -----------------------------------------------------------------------------
 # tokenizer.py
 def test_the_most_frequent_pair_is_merged_first():

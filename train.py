@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import prepare
 from configurator import (Diverged, Output, UserError, as_file, command, configure, launch, lock, partial_path,
-                          read_json, remove, visible, write)
+                          read_json, visible, write)
 from model import (GPT, UNSAVED_FIELDS, GPTConfig, Replayed, checkpoints, choose_compile, choose_device, choose_dtype,
                    device_name, find_folder, keep_from, load_model, newest_intact, peak_flops, remove_checkpoint,
                    save_checkpoint, set_up)
@@ -408,20 +408,11 @@ def choose_folder():
     return folder, hold(folder)
 
 def hold(folder):
-    """
-    Returns a context in which no other process trains in this folder, which disappears again if nothing is written
-    there. Raises UserError if another process trains there.
-    """
+    """Returns a context in which no other process trains in this folder. Raises UserError if another trains there."""
     held = ExitStack()
     if not (RANK or eval_only):
-        held.callback(remove_if_unused, folder)
         held.enter_context(lock(folder / '.lock', wait=False))
     return held
-
-def remove_if_unused(folder):
-    if {path.name for path in folder.iterdir()} <= {'.lock'}:
-        remove(folder / '.lock')
-        os.removedirs(folder)           # and empty folders around it
 
 def open_data(base):
     """
