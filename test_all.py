@@ -358,7 +358,7 @@ def options_after(*arguments):
     return options
 
 # arguments | the option that they set | its value
-ARGUMENTS = '''
+@parametrize('arguments, name, value', rows('''
 --lr=2 | lr | 2.0
 --name=p=q | name | 'p=q'
 --on=false | on | False
@@ -373,8 +373,7 @@ plain.py --a=3 | a | 3
 --a=3 plain.py | a | 1
 --a=10 sums.py | a | 8
 --a=10 sums.py sums.py | a | 7
-'''
-@parametrize('arguments, name, value', rows(ARGUMENTS))
+'''))
 def test_later_arguments_win_with_the_default_type(arguments, name, value):
     write('plain.py', 'a = 1\nlr = 2\n')        # sets a back to its default
     write('sums.py', 'import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
@@ -426,14 +425,13 @@ def test_files_and_arguments_keep_every_value(values):
     assert options_after(*[f'--{name}={value}' for name, value in values.items()]) == values
 
 # text of a config file | the error
-CONFIG_ERRORS = r'''
+@parametrize('text, says', rows(r'''
 a = 1.5 | c.py.* a whole number
 lr = "high" | c.py.* a number
 betas = [0.9, 0.95] | unknown option betas .c.py.
 a = 2\n\na = 1 / 0 | c.py, line 3.*division
 name = "\xe9" | c.py.*utf-8
-'''
-@parametrize('text, says', rows(CONFIG_ERRORS))
+'''))
 def test_a_wrong_config_file_is_named(text, says):
     Path('c.py').write_bytes(text.encode().decode('unicode_escape').encode('latin-1'))
     with refuses(says):
@@ -457,14 +455,13 @@ def test_help_explains_every_option(name, line, printed):
     assert str(HERE) not in out
 
 # error | exit status | text in its only line
-LAUNCHED = r'''
+@parametrize('error, status, says', rows(r'''
 UserError('too wide; try less') | 2 | error: too wide; try less
 UserError('a\x1b[2Jb.txt is gone\nuse another') | 2 | error: a\x1b[2Jb.txt is gone use another
 OSError(28, 'No space left on device') | 2 | make room
 ModuleNotFoundError(name='gguf') | 2 | pip install gguf
 KeyboardInterrupt() | 130 | stopped
-'''
-@parametrize('error, status, says', rows(LAUNCHED))
+'''))
 def test_a_mistake_is_one_line_and_a_status(error, status, says, capsys):
     with pytest.raises(SystemExit) as ended:
         configurator.launch(Mock(side_effect=eval(error)))
@@ -561,11 +558,10 @@ def test_blocks_and_workers_do_not_change_training(workers, method, pattern, mon
     assert merges == plain_train(text, 100, pattern) and vocab[356] == END_OF_TEXT.encode()
 
 # bytes of a file | the error
-BAD_TEXTS = r'''
+@parametrize('raw, says', rows(r'''
 b'a word, ' * 400 + b'\xc3\xa9\xff words' | in UTF-8 .see byte 3,202.* -f cp1252 -t utf-8 bad.txt > new
 b'abcd\xc3' | in UTF-8 .see byte 4
-'''
-@parametrize('raw, says', rows(BAD_TEXTS))
+'''))
 def test_text_that_is_not_utf8_is_refused(raw, says, monkeypatch):
     monkeypatch.setattr('tokenizer.BLOCK', 7)
     Path('bad.txt').write_bytes(eval(raw))
@@ -786,7 +782,7 @@ def test_tokenizers_of_known_models_keep_their_ids(make, kind, end, opening):
     same_as_theirs(load_tokenizer('again.json'), theirs)
 
 # tokenizer | text in its file | replacement | text in the error, or nothing if `tokenizers` reads it
-CHANGED = r'''
+@parametrize('kind, old, new, says', rows(r'''
 gpt2 | "truncation": null | "truncation": {"max_length": 99, "strategy": "LongestFirst", "stride": 0} | nothing
 gpt2 | "normalizer": null | "normalizer": {"type": "NFC"} | nothing
 gpt2 | "add_prefix_space": false | "add_prefix_space": true | nothing
@@ -795,8 +791,7 @@ gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": { | Error
 gpt2 | "ByteLevel" | "Whitespace" | does not come back
 gpt2 | "a": 97 | "a": 1000000000000 | Exception
 char | "invert": true | "invert": false | Error
-'''
-@parametrize('kind, old, new, says', rows(CHANGED))
+'''))
 def test_other_tokenizers_are_exact_or_refused(kind, old, new, says):
     import tokenizers
     make_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
@@ -808,14 +803,13 @@ def test_other_tokenizers_are_exact_or_refused(kind, old, new, says):
         load_tokenizer('t.json')
 
 # the tokenizer's end-of-text id | config.json | generation_config.json | the ids that end a text, in order
-ENDS = '''
+@parametrize('eot, config, generation, ends', rows('''
 null | {} | {} | []
 5 | {"eos_token_id": 7} | {} | [5, 7]
 5 | {"eos_token_id": [7, 8]} | {"eos_token_id": 5} | [5, 7, 8]
 null | {"eos_token_id": null} | {"eos_token_id": [0, 9, 10, -1, "7"]} | [0, 9]
 null | {"eos_token_id": {"a": 1}} | {"eos_token_id": [[9], true, 8]} | [8]
-'''
-@parametrize('eot, config, generation, ends', rows(ENDS))
+'''))
 def test_the_files_of_a_model_name_its_ends(eot, config, generation, ends):
     assert find_ends(Path(), 10, 3) == [3]          # without these files
     write('config.json', config)
@@ -987,7 +981,7 @@ def test_an_unused_gpu_is_named(version, warns, monkeypatch, capsys):
     assert ('this torch is a CPU build' in capsys.readouterr().err) == warns
 
 # device | what it has, 'text' if it generates, 'compiled' if compiled | dtype
-TYPES = '''
+@parametrize('device, there, want', rows('''
 cuda:0 | bfloat16 | bfloat16
 cuda:0 | nothing | float16
 cpu | GenuineIntel avx512_bf16 amx_bf16 | bfloat16
@@ -995,8 +989,7 @@ cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
 cpu | GenuineIntel avx512_bf16 | float32
 cpu | AuthenticAMD avx512_bf16 FBGEMM text | float16
 cpu | other text compiled FBGEMM | float32
-'''
-@parametrize('device, there, want', rows(TYPES))
+'''))
 def test_auto_is_16_bits_where_they_are_fast(device, there, want, monkeypatch):
     write('cpuinfo', there)
     monkeypatch.setattr('model.has_fast_bfloat16', lambda: has_fast_bfloat16('cpuinfo'))
@@ -1154,7 +1147,7 @@ def test_a_field_is_off_or_set_in_llama():
         assert not any(getattr(GPTConfig(), name) for name in others), 'add a field that is on by default to LLAMA'
 
 # kind of model | file | text in it | replacement | the error
-MISFITS = '''
+@parametrize('kind, name, old, new, says', rows('''
 llama | config.json | "llama" | "mamba" | the architecture 'mamba' is not supported
 qwen3 | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
 gpt2 untied | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
@@ -1171,8 +1164,7 @@ llama | config.json | "rms_norm_eps": 1e-05 | "rms_norm_eps": 1e9 | describes no
 llama | config.json | "num_hidden_layers": 2 | "num_hidden_layers": true | describes no model .UserError: n_layer = True
 llama | config.json | "vocab_size": 50 | "vocab_size": 1e99 | describes no model .UserError: vocab_size = 1e.99
 no norm | config.json | "n_layer": 2 | "n_layer": "2" | config.json describes no model .UserError: n_layer
-'''
-@parametrize('kind, name, old, new, says', rows(MISFITS))
+'''))
 def test_files_that_do_not_fit_are_refused(kind, name, old, new, says):
     folder = save(small_gpt(kind))
     os.remove(folder / 'manifest.json')
@@ -1187,14 +1179,13 @@ def test_weights_that_are_not_finite_are_refused():
         load_model(save(model))
 
 # fields | the error
-NO_MODELS = '''
+@parametrize('fields, says', rows('''
 n_embd=12 | rope rotates pairs
 n_embd=10 | n_embd = 10
 n_layer=0 | n_layer = 0
 n_kv_head=3 | does not divide n_head
 norm="batch" | rms
-'''
-@parametrize('fields, says', rows(NO_MODELS))
+'''))
 def test_fields_of_no_model_are_refused(fields, says):
     with refuses(says):
         eval(f'GPTConfig({fields})')
@@ -1360,13 +1351,12 @@ def test_a_long_text_is_read_in_parts(monkeypatch):
         assert sizes == tuple(sum(len(part) for name, part in parts if name == split) for split in ('train', 'val'))
 
 # files of a folder for training | for validation | left out
-SPLIT_FILES = '''
+@parametrize('train, val, test', rows('''
 train.txt | validation.txt | test.txt
 a.txt~ test-train.txt | VAL1.txt | x_TEST/e.txt
 Homework_ödev.txt a.txt | b-DEV-1.txt.gz | test.txt
 train/a.txt train/test/train.txt | train/a/Dev.txt | dev/test/x.txt
-'''
-@parametrize('train, val, test', rows(SPLIT_FILES))
+'''))
 def test_a_word_in_its_path_says_a_split(train, val, test):
     wanted = dict(train=train.split(), val=val.split(), test=test.split())
     root = Path('my-test/val')          # words in it do not count
@@ -1481,14 +1471,13 @@ def test_few_documents_are_cut_at_the_end(parts, monkeypatch):
     assert data.train == data.tok.encode(train)     # as if there were no blocks
 
 # --dataset | --val_dataset | files for training | for validation | left out. d/x.txt is a link to d/test.txt.
-HELD_OUT = '''
+@parametrize('link', [os.link, pytest.param(os.symlink, marks=not_windows)])
+@parametrize('dataset, val_dataset, train, val, says', rows('''
 d |  | more train | val | left out, for validation or testing: 2 files, 8 bytes, first d/x.txt
 d | d/test.txt | more train | test | left out, for validation or testing: 1 file, 3 bytes, first d/val.txt
 d | v.txt | more train | v | left out, for validation or testing: 3 files, 11 bytes, first d/x.txt
 d/*r* | d/../d/[tv]* | more | test train val | training: 1 file
-'''
-@parametrize('link', [os.link, pytest.param(os.symlink, marks=not_windows)])
-@parametrize('dataset, val_dataset, train, val, says', rows(HELD_OUT))
+'''))
 def test_other_splits_are_not_trained_on(dataset, val_dataset, train, val, says, link, printed):
     for name in 'd/train', 'd/more', 'd/val', 'd/test', 'v':
         write(f'{name}.txt', Path(name).name)
@@ -1628,7 +1617,7 @@ def test_a_shard_of_another_size_is_refused(in_shards):
 # -----------------------------------------------------------------------------
 # sample.py
 # options | probabilities of four tokens
-SAMPLING = '''
+@parametrize('options, want', rows('''
 temperature=1.0 | 0.15, 0.5, 0.05, 0.3
 temperature=0.5 | 9 / 146, 100 / 146, 1 / 146, 36 / 146
 temperature=0 | 0, 1, 0, 0
@@ -1641,9 +1630,7 @@ top_p=0.79 | 0, 0.625, 0, 0.375
 top_p=0.49 | 0, 1, 0, 0
 top_p=0.0, top_k=3 | 0, 1, 0, 0
 temperature=0.5, top_k=3, top_p=0.9 | 0, 100 / 136, 0, 36 / 136
-'''
-
-@parametrize('options, want', rows(SAMPLING))
+'''))
 def test_sampling_options_change_probabilities(options, want):
     logits = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
     near(sample.next_token_probs(logits, **eval(f'dict({options})'))[0], eval(f'[{want}]'), 1e-6)
@@ -2304,7 +2291,6 @@ CHANGES = '''
 --init_from=scratch | already has a run
 --tokenizer=bpe --out_dir=b --init_from=a --mlp=gelu | use --mlp=swiglu
 '''
-
 def test_another_model_optimizer_or_text_is_refused(straight):
     for option, says in rows(CHANGES):
         assert says in refusal(f'train.py {SMALL_RUN} --out_dir=a --init_from=resume {option}')
@@ -2678,7 +2664,6 @@ NOT_SHARED = '''
 --out_dir=d --dtype=auto fast.py | slow.py | dtype
 --out_dir=d | --dataset=copy | nothing
 '''
-
 @not_windows
 def test_processes_must_share_options_data_and_run():
     for folder in 'b', 'c':
@@ -2703,14 +2688,12 @@ def test_a_process_waits_for_its_partner_in_seconds():
     assert not Path('a').exists() and time.monotonic() - began < 45
 
 # variables that torchrun sets | text in the error
-LEFT = '''
+@parametrize('variables, says', rows('''
 RANK=1 | use torchrun, or unset both
 WORLD_SIZE=2 | use torchrun, or unset both
 RANK=0 WORLD_SIZE=4 | use torchrun, or unset both
 WORLD_SIZE=3 | use --batch_size=9
-'''
-
-@parametrize('variables, says', rows(LEFT))
+'''))
 def test_half_an_environment_of_torchrun_is_refused(variables, says, monkeypatch):
     for name, value in pairs(variables).items():
         monkeypatch.setenv(name, value)
@@ -3018,8 +3001,24 @@ def test_readme_names_all_files():
     for name in commands + re.findall(r'config/\w+\.py|assets/\w+\.png', README):
         assert (HERE / name).exists(), name
 
+BAD_FILES = {
+    'small.txt': b'a few words ' * 17,
+    'latin/a.txt': b'a',
+    'latin/b.txt': b'd\xe9j\xe0 vu',
+    'zip.txt': b'PK\x03\x04\0\xff',
+    'utf16.txt': 'text'.encode('utf-16'),
+    'number.jsonl': b'{"text": 5}\n',
+    'half.jsonl': b'{"text": "\\ud800"}\n',
+    'list.jsonl': b'[["text"]]\n',
+    'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
+    'comma.csv': b'text\nwell, well\n',
+    'cut.txt.gz': gzip.compress(b'a few words')[:-9],
+    'cut/train.bin': b'\0\0' * 999,
+    'list.json': b'[]',
+}
+
 # wrong command | text in the error
-BAD_INPUT = r'''
+@parametrize('line, says', rows(r'''
 train.py --bach_size=4 | batch_size
 train.py --dataset=nosuch | no text at 'nosuch'
 train.py --gradient_accumulation_steps=8 | batch_size counts
@@ -3060,24 +3059,7 @@ bench.py --num_gpus=0 --what=resources | num_gpus
 bench.py --what=nonsense | nonsense
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
-'''
-BAD_FILES = {
-    'small.txt': b'a few words ' * 17,
-    'latin/a.txt': b'a',
-    'latin/b.txt': b'd\xe9j\xe0 vu',
-    'zip.txt': b'PK\x03\x04\0\xff',
-    'utf16.txt': 'text'.encode('utf-16'),
-    'number.jsonl': b'{"text": 5}\n',
-    'half.jsonl': b'{"text": "\\ud800"}\n',
-    'list.jsonl': b'[["text"]]\n',
-    'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
-    'comma.csv': b'text\nwell, well\n',
-    'cut.txt.gz': gzip.compress(b'a few words')[:-9],
-    'cut/train.bin': b'\0\0' * 999,
-    'list.json': b'[]',
-}
-
-@parametrize('line, says', rows(BAD_INPUT))
+'''))
 def test_a_mistake_is_one_line_and_status_2(line, says):
     for name, data in BAD_FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
