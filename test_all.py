@@ -8,7 +8,6 @@ of the default. Tables of errors come last.
 """
 import copy
 import csv
-import errno
 import functools
 import gc
 import gzip
@@ -98,14 +97,7 @@ def own_folder(tmp_path, monkeypatch):
     write_corpus()
     torch.manual_seed(0)
     random.seed(0)
-    connect = socket.socket.connect
-
-    def connect_here(self, address):
-        here = isinstance(address, (str, bytes)) or address[0] in ('127.0.0.1', 'localhost')
-        assert here, f'a test connects to {address}, but tests must not need a network'
-        return connect(self, address)
-
-    monkeypatch.setattr(socket.socket, 'connect', connect_here)
+    monkeypatch.setattr('socket.getaddrinfo', Mock(side_effect=AssertionError('tests must not need a network')))
 
 @pytest.fixture
 def printed(capsys):
@@ -363,7 +355,6 @@ def options_after(*arguments):
 --name=p=q | name | 'p=q'
 --on=false | on | False
 --on=False --on | on | True
---compile=True | compile | True
 --path=~/b | path | os.path.expanduser('~/b')
 --path=auto:~/b | path | 'auto:' + os.path.expanduser('~/b')
 --path=a/~/b | path | 'a/~/b'
@@ -371,7 +362,6 @@ def options_after(*arguments):
 plain.py | lr | 2.0
 plain.py --a=3 | a | 3
 --a=3 plain.py | a | 1
---a=10 sums.py | a | 8
 --a=10 sums.py sums.py | a | 7
 '''))
 def test_later_arguments_win_with_the_default_type(arguments, name, value):
@@ -456,7 +446,6 @@ def test_help_explains_every_option(name, line, printed):
 
 # error | exit status | text in its only line
 @parametrize('error, status, says', rows(r'''
-UserError('too wide; try less') | 2 | error: too wide; try less
 UserError('a\x1b[2Jb.txt is gone\nuse another') | 2 | error: a\x1b[2Jb.txt is gone use another
 OSError(28, 'No space left on device') | 2 | make room
 ModuleNotFoundError(name='gguf') | 2 | pip install gguf
@@ -469,7 +458,7 @@ def test_a_mistake_is_one_line_and_a_status(error, status, says, capsys):
     line, = capsys.readouterr().err.strip().splitlines()
     assert says in line
 
-@parametrize('bug', [ZeroDivisionError(), OSError(errno.EIO, 'Input/output error')])
+@parametrize('bug', [ZeroDivisionError(), OSError(5, 'Input/output error')])
 def test_a_bug_keeps_its_traceback(bug):
     with pytest.raises(type(bug)):
         configurator.launch(Mock(side_effect=bug))
@@ -483,7 +472,7 @@ def test_files_are_synced_before_the_rename(monkeypatch):
     assert events == ['file', '.new.partial', 'rename', 'run']
 
 def test_a_folder_without_locks_gets_a_warning(monkeypatch, printed):
-    monkeypatch.setattr('filelock.FileLock.acquire', Mock(side_effect=OSError(errno.ENOLCK, 'No locks available')))
+    monkeypatch.setattr('filelock.FileLock.acquire', Mock(side_effect=OSError(37, 'No locks available')))
     with configurator.lock(Path('.lock')):
         assert 'cannot be locked' in printed()
 
@@ -533,14 +522,13 @@ def test_65_536_tokens_fit_in_16_bits(characters, width):
     assert tok.encode_to_numpy('').itemsize == width
 
 # -- training
-def tied_text():
-    """Returns short words of a few letters, whose pairs often overlap and are often equally frequent."""
-    letters = random.choice(['a', 'ab', 'abc', 'aé', 'ab '])
-    words = [''.join(random.choices(letters, k=random.randrange(1, 12))) for _ in range(random.randrange(1, 30))]
-    return ' '.join(random.choices(words, k=random.randrange(1, 200)))
-
 def test_train_bpe_breaks_ties_like_plain_train():
-    for text in ['', 'a', 'é\u2028\x85', '\ufeffbom\r\n\r\n', *[tied_text() for _ in range(150)]]:
+    """Words of a few letters have pairs that often overlap and are often equally frequent."""
+    texts = ['', 'a', 'é\u2028\x85', '\ufeffbom\r\n\r\n']
+    for letters in 50 * ['a', 'abc', 'aé']:
+        words = [''.join(random.choices(letters, k=random.randrange(1, 12))) for _ in range(random.randrange(1, 30))]
+        texts.append(' '.join(random.choices(words, k=random.randrange(1, 200))))
+    for text in texts:
         room = random.choice([0, 1, 5, 20, 1000])
         vocab, merges = train_on(text, 256 + room)
         assert merges == plain_train(text, room), text
@@ -557,15 +545,10 @@ def test_blocks_and_workers_do_not_change_training(workers, method, pattern, mon
     vocab, merges = train_on(text, 357, [END_OF_TEXT], pattern, workers)
     assert merges == plain_train(text, 100, pattern) and vocab[356] == END_OF_TEXT.encode()
 
-# bytes of a file | the error
-@parametrize('raw, says', rows(r'''
-b'a word, ' * 400 + b'\xc3\xa9\xff words' | in UTF-8 .see byte 3,202.* -f cp1252 -t utf-8 bad.txt > new
-b'abcd\xc3' | in UTF-8 .see byte 4
-'''))
-def test_text_that_is_not_utf8_is_refused(raw, says, monkeypatch):
+def test_text_that_is_not_utf8_is_refused(monkeypatch):
     monkeypatch.setattr('tokenizer.BLOCK', 7)
-    Path('bad.txt').write_bytes(eval(raw))
-    with refuses(f'bad.txt is not text .?{says}'):
+    Path('bad.txt').write_bytes(b'a word, ' * 400 + b'\xc3\xa9\xff words')
+    with refuses('bad.txt is not text in UTF-8 .see byte 3,202.* -f cp1252 -t utf-8 bad.txt > new'):
         train_bpe('bad.txt', 300, workers=1)
 
 def killed(item):
@@ -601,7 +584,8 @@ def pair(request):
     """Returns what makes a tokenizer of 900 tokens that has seen no text yet, and tiktoken's with that vocabulary."""
     import tiktoken
     random.seed(5)
-    words = count_words([(CODE + random_text(20_000)).encode()], request.param)
+    overlapping = ' '.join(''.join(random.choices('abé', k=12)) for _ in range(2000))           # merges of these overlap
+    words = count_words([(CODE + random_text(20_000) + overlapping).encode()], request.param)
     vocab, merges = merge_words(words, 900, [END_OF_TEXT, '<|pad|>'])
     special = {END_OF_TEXT: 898, '<|pad|>': 899}
     ranks = {token: i for i, token in vocab.items() if i < 898}
@@ -610,7 +594,7 @@ def pair(request):
 
 def long_texts():
     yield from (bit * n for bit in ('a', 'ab', ' ', '🙂') for n in (99, 333, 9000))
-    yield from (''.join(random.choices('etaoin', k=n)) for n in (14, 15, 16, 17, 400))
+    yield from (''.join(random.choices(letters, k=n)) for letters in ('etaoin', 'abé') for n in (14, 15, 16, 17, 4000))
     yield from ('a' * 140_000, ' ' * 140_000 + 'a', CODE)
     yield '\0' * 16 + 'a' + '\0' * 15 + ' and more' * 400           # keys of long and short pieces must not collide
     text = random_text(50_000)
@@ -632,19 +616,6 @@ def test_ids_of_every_character_are_those_of_tiktoken(pair):
     texts += [*parts_of(''.join(['\0', *CHARS]), 8), *[f'a{c} b' for c in CHARS[:8000]], '']
     ids = tok.encode_bytes(b'\xff'.join(map(str.encode, texts)), [tok.eot] * (len(texts) - 1))
     assert ids.tolist() == theirs.encode(END_OF_TEXT.join(texts), allowed_special={END_OF_TEXT})
-
-def test_overlapping_merges_are_applied_by_rank():
-    for letters in 30 * ['ab', 'abc', 'aé']:
-        tokens, merges = [bytes([b]) for b in letters.encode()], []
-        for _ in range(20):
-            a, b = random.choices(tokens, k=2)
-            if a + b not in tokens:
-                merges.append((a, b))
-                tokens.append(a + b)
-        tok = Tokenizer(dict(enumerate(dict.fromkeys([*BYTES, *tokens]))), merges)
-        text = '.'.join(''.join(random.choices(letters, k=k)) for k in (9, 40, 70, 400))
-        for ids in tok.encode(text), tok.encode_to_numpy(text):         # without and with arrays
-            assert [tok.vocab[i] for i in ids] == plain_encode(text, merges)
 
 @parametrize('pattern', PATTERNS)
 def test_fast_splitting_gives_the_words_of_the_pattern(pattern):
@@ -677,10 +648,6 @@ def test_blocks_do_not_change_the_ids(pair):
         cuts = [0, *sorted(random.choices(range(len(text)), k=4)), None]
         chunks = [text[a:b] for a, b in zip(cuts, cuts[1:])]
         assert [*encode_iterable(tok, chunks, size)] == tok.encode(text), chunks
-
-def test_a_stream_is_encoded_before_its_end():
-    ids = encode_iterable(byte_tokenizer(), itertools.cycle(['these words ', 'come again\n']))
-    assert bytes(itertools.islice(ids, 30)) == b'these words come again\nthese w'
 
 @parametrize('n', [1, 2000])
 def test_a_subclass_is_asked_for_every_word(n):
@@ -1471,13 +1438,13 @@ def test_few_documents_are_cut_at_the_end(parts, monkeypatch):
     assert data.train == data.tok.encode(train)     # as if there were no blocks
 
 # --dataset | --val_dataset | files for training | for validation | left out. d/x.txt is a link to d/test.txt.
-@parametrize('link', [os.link, pytest.param(os.symlink, marks=not_windows)])
 @parametrize('dataset, val_dataset, train, val, says', rows('''
 d |  | more train | val | left out, for validation or testing: 2 files, 8 bytes, first d/x.txt
 d | d/test.txt | more train | test | left out, for validation or testing: 1 file, 3 bytes, first d/val.txt
 d | v.txt | more train | v | left out, for validation or testing: 3 files, 11 bytes, first d/x.txt
 d/*r* | d/../d/[tv]* | more | test train val | training: 1 file
 '''))
+@parametrize('link', [os.link, pytest.param(os.symlink, marks=not_windows)])
 def test_other_splits_are_not_trained_on(dataset, val_dataset, train, val, says, link, printed):
     for name in 'd/train', 'd/more', 'd/val', 'd/test', 'v':
         write(f'{name}.txt', Path(name).name)
