@@ -131,6 +131,10 @@ def rows(table):
     """Returns a table's lines, each split at ' | '."""
     return [line.split(' | ') for line in table.strip().splitlines()]
 
+def cases(names, table):
+    """Parametrizes a test by the rows of a table."""
+    return parametrize(names, rows(table))
+
 def numbers(text):
     return [float(x.replace(',', '')) for x in re.findall(r'-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?', text)]
 
@@ -344,7 +348,7 @@ def options_after(*arguments):
     return options
 
 # arguments | the option that they set | its value
-@parametrize('arguments, name, value', rows('''
+@cases('arguments, name, value', '''
 --lr=2 | lr | 2.0
 --name=p=q | name | 'p=q'
 --on=false | on | False
@@ -357,7 +361,7 @@ plain.py | lr | 2.0
 plain.py --a=3 | a | 3
 --a=3 plain.py | a | 1
 --a=10 sums.py sums.py | a | 7
-'''))
+''')
 def test_later_arguments_win_with_the_default_type(arguments, name, value):
     write('plain.py', 'a = 1\nlr = 2\n')        # sets a back to its default
     write('sums.py', 'import math\n_half = a // 2\nLIMIT = 3\na = _half + LIMIT\ndef f(): pass\n')
@@ -409,13 +413,13 @@ def test_files_and_arguments_keep_every_value(values):
     assert options_after(*[f'--{name}={value}' for name, value in values.items()]) == values
 
 # text of a config file | the error
-@parametrize('text, says', rows(r'''
+@cases('text, says', r'''
 a = 1.5 | c.py.* a whole number
 lr = "high" | c.py.* a number
 betas = [0.9, 0.95] | unknown option betas .c.py.
 a = 2\n\na = 1 / 0 | c.py, line 3.*division
 name = "\xe9" | c.py.*utf-8
-'''))
+''')
 def test_a_wrong_config_file_is_named(text, says):
     Path('c.py').write_bytes(text.encode().decode('unicode_escape').encode('latin-1'))
     with refuses(says):
@@ -439,12 +443,12 @@ def test_help_explains_every_option(name, line, printed):
     assert str(HERE) not in out
 
 # error | exit status | text in its only line
-@parametrize('error, status, says', rows(r'''
+@cases('error, status, says', r'''
 UserError('a\x1b[2Jb.txt is gone\nuse another') | 2 | error: a\x1b[2Jb.txt is gone use another
 OSError(28, 'No space left on device') | 2 | make room
 ModuleNotFoundError(name='gguf') | 2 | pip install gguf
 KeyboardInterrupt() | 130 | stopped
-'''))
+''')
 def test_a_mistake_is_one_line_and_a_status(error, status, says, capsys):
     with pytest.raises(SystemExit) as ended:
         configurator.launch(Mock(side_effect=eval(error)))
@@ -683,27 +687,25 @@ def same_as_theirs(tok, theirs):
             assert found == [ids, ids]
             assert theirs.decode(ids, skip_special_tokens=False).lstrip(' ') == tok.decode(ids).lstrip(' ')
 
-def save_gpt2():
-    """Saves t.json in the form of GPT-2's, which leaves out two keys, and has one that changes no id."""
+def save_changed(change):
+    """Saves t.json: a tokenizer of GPT-2's kind with other contents."""
     make_tokenizer('gpt2').save('t.json')
     data = read_json('t.json')
-    del data['model']['type'], data['pre_tokenizer']['use_regex']
-    write('t.json', json.dumps(dict(data, post_processor=data['decoder'])))
-
-def save_reversed():
-    """Saves t.json with merges that come before those of their parts, which our arrays would merge in another order."""
-    make_tokenizer('gpt2').save('t.json')
-    data = read_json('t.json')
-    data['model']['merges'].reverse()
+    change(data)
     write('t.json', json.dumps(data))
 
-def save_smollm():
-    """Saves t.json like SmolLM's tokenizer, which splits digits."""
-    make_tokenizer('gpt2').save('t.json')
-    data = read_json('t.json')
+def as_gpt2(data):
+    """GPT-2's own file leaves out two keys, and has one that changes no id."""
+    del data['model']['type'], data['pre_tokenizer']['use_regex']
+    data['post_processor'] = data['decoder']
+
+def reverse_merges(data):
+    """Merges come before those of their parts, which our arrays would merge in another order."""
+    data['model']['merges'].reverse()
+
+def as_smollm(data):
     digits = dict(type='Digits', individual_digits=True)
     data['pre_tokenizer'] = dict(type='Sequence', pretokenizers=[digits, data['pre_tokenizer']])
-    write('t.json', json.dumps(data))
 
 def save_llama2(template='<s> $A'):
     """Saves t.json like Llama 2's and TinyLlama's: ▁ for a space, no pattern, bytes for unknown characters."""
@@ -722,9 +724,9 @@ def save_llama2(template='<s> $A'):
     theirs.save('t.json')
 
 @parametrize('make, kind, end, opening', [
-    (save_gpt2, Tokenizer, END_OF_TEXT, []),
-    (save_reversed, tokenizer.ForeignTokenizer, END_OF_TEXT, []),
-    (save_smollm, tokenizer.ForeignTokenizer, END_OF_TEXT, []),
+    (partial(save_changed, as_gpt2), Tokenizer, END_OF_TEXT, []),
+    (partial(save_changed, reverse_merges), tokenizer.ForeignTokenizer, END_OF_TEXT, []),
+    (partial(save_changed, as_smollm), tokenizer.ForeignTokenizer, END_OF_TEXT, []),
     (save_llama2, tokenizer.ForeignTokenizer, '</s>', ['<s>']),
     (partial(save_llama2, '<s> $A </s>'), tokenizer.ForeignTokenizer, '</s>', ['<s>']),         # as in embedding models
 ])
@@ -740,7 +742,7 @@ def test_tokenizers_of_known_models_keep_their_ids(make, kind, end, opening):
     same_as_theirs(load_tokenizer('again.json'), theirs)
 
 # tokenizer | text in its file | replacement | text in the error, or nothing if `tokenizers` reads it
-@parametrize('kind, old, new, says', rows(r'''
+@cases('kind, old, new, says', r'''
 gpt2 | "truncation": null | "truncation": {"max_length": 99, "strategy": "LongestFirst", "stride": 0} | nothing
 gpt2 | "normalizer": null | "normalizer": {"type": "NFC"} | nothing
 gpt2 | "add_prefix_space": false | "add_prefix_space": true | nothing
@@ -749,7 +751,7 @@ gpt2 | "pre_tokenizer": { | "pre_tokenizer": null, "decoder": { | Error
 gpt2 | "ByteLevel" | "Whitespace" | does not come back
 gpt2 | "a": 97 | "a": 1000000000000 | Exception
 char | "invert": true | "invert": false | Error
-'''))
+''')
 def test_other_tokenizers_are_exact_or_refused(kind, old, new, says):
     import tokenizers
     make_tokenizer(kind, 'the hen then heard a hen ' * 9).save('t.json')
@@ -761,13 +763,13 @@ def test_other_tokenizers_are_exact_or_refused(kind, old, new, says):
         load_tokenizer('t.json')
 
 # the tokenizer's end-of-text id | config.json | generation_config.json | the ids that end a text, in order
-@parametrize('eot, config, generation, ends', rows('''
+@cases('eot, config, generation, ends', '''
 null | {} | {} | []
 5 | {"eos_token_id": 7} | {} | [5, 7]
 5 | {"eos_token_id": [7, 8]} | {"eos_token_id": 5} | [5, 7, 8]
 null | {"eos_token_id": null} | {"eos_token_id": [0, 9, 10, -1, "7"]} | [0, 9]
 null | {"eos_token_id": {"a": 1}} | {"eos_token_id": [[9], true, 8]} | [8]
-'''))
+''')
 def test_the_files_of_a_model_name_its_ends(eot, config, generation, ends):
     assert find_ends(Path(), 10, 3) == [3]          # without these files
     write('config.json', config)
@@ -930,7 +932,7 @@ def test_an_unused_gpu_is_named(version, warns, monkeypatch, capsys):
     assert ('this torch is a CPU build' in capsys.readouterr().err) == warns
 
 # device | what it has, 'text' if it generates, 'compiled' if compiled | dtype
-@parametrize('device, there, want', rows('''
+@cases('device, there, want', '''
 cuda:0 | bfloat16 | bfloat16
 cuda:0 | nothing | float16
 cpu | GenuineIntel avx512_bf16 amx_bf16 | bfloat16
@@ -938,7 +940,7 @@ cpu | AuthenticAMD avx512_bf16 FBGEMM | bfloat16
 cpu | GenuineIntel avx512_bf16 | float32
 cpu | AuthenticAMD avx512_bf16 FBGEMM text | float16
 cpu | other text compiled FBGEMM | float32
-'''))
+''')
 def test_auto_is_16_bits_where_they_are_fast(device, there, want, monkeypatch):
     write('cpuinfo', there)
     monkeypatch.setattr('model.has_fast_bfloat16', lambda: has_fast_bfloat16('cpuinfo'))
@@ -1078,7 +1080,7 @@ def test_a_field_is_off_or_set_in_llama():
         assert not any(getattr(GPTConfig(), name) for name in others), 'add a field that is on by default to LLAMA'
 
 # kind of model | file | text in it | replacement | the error
-@parametrize('kind, name, old, new, says', rows('''
+@cases('kind, name, old, new, says', '''
 llama | config.json | "llama" | "mamba" | the architecture 'mamba' is not supported
 qwen3 | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
 gpt2 untied | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
@@ -1093,7 +1095,7 @@ gpt2 | config.json | "tie_word_embeddings": true | "tie_word_embeddings": false 
 no norm | config.json | "gpt_config": { | "gpt_config": {"height": 2, | config.json describes no model .TypeError
 llama | config.json | "rms_norm_eps": 1e-05 | "rms_norm_eps": 1e9 | describes no model .UserError: norm_eps = .* < 1
 llama | config.json | "num_hidden_layers": 2 | "num_hidden_layers": true | describes no model .UserError: n_layer = True
-'''))
+''')
 def test_files_that_do_not_fit_are_refused(kind, name, old, new, says):
     folder = save(small_gpt(kind))
     os.remove(folder / 'manifest.json')
@@ -1243,9 +1245,9 @@ def test_a_separator_may_have_either_line_ends(text, typed, monkeypatch):
     monkeypatch.setattr('prepare.separator', typed)
     assert [text.strip('\r\n') for text in documents_in('s.txt')] == ['a', 'b', 'c']
 
-def small_blocks(monkeypatch):
-    monkeypatch.setattr('prepare.BLOCK', 4096)
-    monkeypatch.setattr('tokenizer.BLOCK', 4096)
+def small_blocks(monkeypatch, size=4096):
+    monkeypatch.setattr('prepare.BLOCK', size)
+    monkeypatch.setattr('tokenizer.BLOCK', size)
 
 def test_a_long_text_is_read_in_parts(monkeypatch):
     small_blocks(monkeypatch)
@@ -1256,12 +1258,12 @@ def test_a_long_text_is_read_in_parts(monkeypatch):
         assert sizes == tuple(sum(len(part) for name, part in parts if name == split) for split in ('train', 'val'))
 
 # files of a folder for training | for validation | left out
-@parametrize('train, val, test', rows('''
+@cases('train, val, test', '''
 train.txt | validation.txt | test.txt
 a.txt~ test-train.txt | VAL1.txt | x_TEST/e.txt
 Homework_ödev.txt a.txt | b-DEV-1.txt.gz | test.txt
 train/a.txt train/test/train.txt | train/a/Dev.txt | dev/test/x.txt
-'''))
+''')
 def test_a_word_in_its_path_says_a_split(train, val, test):
     wanted = dict(train=train.split(), val=val.split(), test=test.split())
     root = Path('my-test/val')          # words in it do not count
@@ -1376,12 +1378,12 @@ def test_few_documents_are_cut_at_the_end(parts, monkeypatch):
     assert data.train == data.tok.encode(train)     # as if there were no blocks
 
 # --dataset | --val_dataset | files for training | for validation | left out. d/x.txt is a link to d/test.txt.
-@parametrize('dataset, val_dataset, train, val, says', rows('''
+@cases('dataset, val_dataset, train, val, says', '''
 d |  | more train | val | left out, for validation or testing: 2 files, 8 bytes, first d/x.txt
 d | d/test.txt | more train | test | left out, for validation or testing: 1 file, 3 bytes, first d/val.txt
 d | v.txt | more train | v | left out, for validation or testing: 3 files, 11 bytes, first d/x.txt
 d/*r* | d/../d/[tv]* | more | test train val | training: 1 file
-'''))
+''')
 @parametrize('link', [os.link, pytest.param(os.symlink, marks=not_windows)])
 def test_other_splits_are_not_trained_on(dataset, val_dataset, train, val, says, link, printed):
     for name in 'd/train', 'd/more', 'd/val', 'd/test', 'v':
@@ -1472,8 +1474,7 @@ def test_prepare_killed_or_run_twice_makes_one_folder():
 @pytest.fixture
 def in_shards(monkeypatch):
     """Prepares 100 characters in blocks of 7 bytes. The first 90 are tokens for training in four shards."""
-    monkeypatch.setattr('prepare.BLOCK', 7)
-    monkeypatch.setattr('tokenizer.BLOCK', 7)
+    small_blocks(monkeypatch, 7)
     write('s.txt', CODE[:100])
     return prepare_bytes('s.txt', shard_tokens=25)
 
@@ -1522,7 +1523,7 @@ def test_a_shard_of_another_size_is_refused(in_shards):
 # -----------------------------------------------------------------------------
 # sample.py
 # options | probabilities of four tokens
-@parametrize('options, want', rows('''
+@cases('options, want', '''
 temperature=0.5 | 9 / 146, 100 / 146, 1 / 146, 36 / 146
 temperature=0 | 0, 1, 0, 0
 temperature=1e-38, top_p=0.5 | 0, 1, 0, 0
@@ -1533,7 +1534,7 @@ top_p=0.79 | 0, 0.625, 0, 0.375
 top_p=0.49 | 0, 1, 0, 0
 top_p=0.0, top_k=3 | 0, 1, 0, 0
 temperature=0.5, top_k=3, top_p=0.9 | 0, 100 / 136, 0, 36 / 136
-'''))
+''')
 def test_sampling_options_change_probabilities(options, want):
     logits = torch.tensor([[3.0, 10.0, 1.0, 6.0]]).log()
     near(sample.next_token_probs(logits, **eval(f'dict({options})'))[0], eval(f'[{want}]'), 1e-6)
@@ -2055,7 +2056,6 @@ def test_a_diverging_run_keeps_its_last_checkpoint(options):
 def test_a_run_without_checkpoints_begins_again():
     options = '--optimizer=sgd --learning_rate=1e30 --log_interval=50 --eval_interval=5 --sample_tokens=5 --out_dir=b'
     assert 'at step 5' in refusal(f'train.py {SMALL_RUN} {options}', status=3)      # no sample of nan
-    assert 'no checkpoint' in refusal(f'train.py {SMALL_RUN} --out_dir=b --init_from=resume')
     for line in 'sample.py --out_dir=b', f'train.py {SMALL_RUN} --init_from=b':
         assert 'b has no checkpoint yet; wait for the first one' in refusal(line)
     assert train_here('b', '--max_iters=1').kept == [1]
@@ -2407,15 +2407,10 @@ def test_output_may_be_piped_to_head():
     with open(writer, 'w') as stdout, redirect_stdout(stdout):
         assert command(f'sample.py --out_dir={write_run("a")} --max_new_tokens=5') == 0
 
-@not_windows
 def test_main_begins_with_the_defaults_each_time(monkeypatch):
-    """As in a notebook. It also gives signals back."""
     monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-    kinds = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-    before = [signal.getsignal(kind) for kind in kinds]
     for option in '--seed=5', '--out_dir=b':
         train.main([*SMALL_RUN.split(), '--max_iters=1', option])
-    assert [signal.getsignal(kind) for kind in kinds] == before
     assert Run('out/corpus').kept == Run('b').kept == [1] and train.seed == train.config.defaults['seed']
 
 def test_a_thread_may_train():
@@ -2520,11 +2515,13 @@ def test_a_signal_in_an_evaluation_is_not_lost(batch, kind):
 
 @not_windows
 def test_nohup_keeps_a_run_going():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)           # what nohup does
+    """Afterwards, signals do what they did before."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)          # what nohup does
+    before = [*map(signal.getsignal, signal.valid_signals())]
     with train.Interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGHUP)
-    signal.signal(signal.SIGHUP, before)
-    assert not interrupt.signal
+    assert not interrupt.signal and [*map(signal.getsignal, signal.valid_signals())] == before
+    signal.signal(signal.SIGHUP, old)
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='only Linux has /dev/full')
 @parametrize('lose', ['r, file = os.pipe(); os.close(r)', "file = os.open('/dev/full', os.O_WRONLY)"])
@@ -2570,11 +2567,11 @@ def test_a_process_waits_for_its_partner_in_seconds():
     assert not Path('a').exists() and time.monotonic() - began < 45
 
 # variables that torchrun sets | text in the error
-@parametrize('variables, says', rows('''
+@cases('variables, says', '''
 RANK=1 | use torchrun, or unset both
 WORLD_SIZE=2 | use torchrun, or unset both
 WORLD_SIZE=3 | use --batch_size=9
-'''))
+''')
 def test_half_an_environment_of_torchrun_is_refused(variables, says, monkeypatch):
     for name, value in pairs(variables).items():
         monkeypatch.setenv(name, value)
@@ -2895,7 +2892,7 @@ BAD_FILES = {
 }
 
 # wrong command | text in the error
-@parametrize('line, says', rows(r'''
+@cases('line, says', r'''
 train.py --bach_size=4 | batch_size
 train.py --gradient_accumulation_steps=8 | batch_size counts
 train.py --max_iters=0 | max_iters = 0 must be >= 1, < 1e10; change --max_iters
@@ -2933,7 +2930,7 @@ prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object 
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
-'''))
+''')
 def test_a_mistake_is_one_line_and_status_2(line, says):
     import pyarrow.parquet
     for name, data in BAD_FILES.items():
