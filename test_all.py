@@ -719,7 +719,6 @@ def save_llama2(template='<s> $A'):
     theirs.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()])
     theirs.post_processor = processors.TemplateProcessing(template, special_tokens=[('<s>', 1), ('</s>', 2)])
     theirs.add_special_tokens(tokens[:3])
-    theirs.enable_truncation(9)
     theirs.enable_padding(length=9)
     theirs.save('t.json')
 
@@ -3020,12 +3019,6 @@ def run_get_batch(dataset, batch_size, context_length, device):
     rows = torch.from_numpy(dataset)[starts + torch.arange(context_length + 1)].to(device)
     return rows[:, :-1], rows[:, 1:]
 
-def run_gradient_clipping(parameters, max_l2_norm):
-    grads = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.nn.utils.parameters_to_vector(grads).norm()
-    for g in grads:
-        g.mul_((max_l2_norm / (norm + 1e-6)).clamp(max=1.0))
-
 class CourseAdamW(optim.Optimizer):
     def __init__(self, params, **options):
         super().__init__(params, options)
@@ -3060,6 +3053,7 @@ def get_adamw_cls():
     return CourseAdamW
 
 run_silu, run_softmax, run_cross_entropy = silu, softmax, cross_entropy
+run_gradient_clipping = torch.nn.utils.clip_grad_norm_         # which Optimizer.clip is compared with above
 run_train_bpe, run_multihead_self_attention_with_rope = train_bpe, run_multihead_self_attention
 
 def get_tokenizer(vocab, merges, special_tokens=None):
