@@ -8,6 +8,7 @@ of the default. Tables of errors come last.
 """
 import copy
 import csv
+import errno
 import gc
 import gzip
 import importlib
@@ -457,7 +458,7 @@ def test_a_mistake_is_one_line_and_a_status(error, status, says, capsys):
     line, = capsys.readouterr().err.strip().splitlines()
     assert says in line
 
-@parametrize('bug', [ZeroDivisionError(), OSError(5, 'Input/output error')])
+@parametrize('bug', [ZeroDivisionError(), OSError(errno.EIO, 'Input/output error')])
 def test_a_bug_keeps_its_traceback(bug):
     with pytest.raises(type(bug)):
         configurator.launch(Mock(side_effect=bug))
@@ -471,7 +472,7 @@ def test_files_are_synced_before_the_rename(monkeypatch):
     assert events == ['file', '.new.partial', 'rename', 'run']
 
 def test_a_folder_without_locks_gets_a_warning(monkeypatch, printed):
-    monkeypatch.setattr('filelock.FileLock.acquire', Mock(side_effect=OSError(37, 'No locks available')))
+    monkeypatch.setattr('filelock.FileLock.acquire', Mock(side_effect=OSError(errno.ENOLCK, 'No locks available')))
     with configurator.lock(Path('.lock')):
         assert 'cannot be locked' in printed()
 
@@ -2124,6 +2125,16 @@ def test_another_batch_size_continues_the_same_text(straight):
     run = resume('--max_iters=13 --batch_size=4 --block_size=8')
     assert run.steps[-1]['tokens'] == 12 * 8 * 16 + 4 * 8 and options_in('a/config.py')['batch_size'] == 4
 
+@not_windows
+def test_links_in_a_run_change_nothing_elsewhere(straight):
+    """A run's folder may come from somebody else."""
+    write('bashrc', 'mine')
+    Path('a/.log.jsonl.partial').symlink_to(Path('bashrc').absolute())
+    Path('a/step_00000004').rename('elsewhere')
+    Path('a/step_00000004').symlink_to(Path('elsewhere').absolute())
+    assert resume('--max_iters=13 --keep_checkpoints=1').kept[-1] == 13
+    assert Path('bashrc').read_text() == 'mine' and Path('elsewhere/config.json').exists()
+
 @parametrize('damage', [dict(height=2), dict(step='a'), dict(tokens=[]), dict(scaler=[5])])
 def test_another_form_of_training_json_is_refused(damage, straight):
     optimizer = make_optimizer(load_model(straight.last), 'muon')
@@ -2882,7 +2893,9 @@ BAD_FILES = {
 # wrong command | text in the error
 @cases('line, says', r'''
 train.py --bach_size=4 | batch_size
+train.py --dataset=nosuch | no text at 'nosuch'
 train.py --gradient_accumulation_steps=8 | batch_size counts
+train.py --lr_decay_iters=9 | reaches min_lr at max_iters
 train.py --max_iters=0 | max_iters = 0 must be >= 1, < 1e10; change --max_iters
 train.py --dataset=small.txt --tokenizer=byte | too little text for this context
 train.py stray | stray
@@ -2892,6 +2905,9 @@ train.py --n_embd=12 --n_head=4 | rope rotates pairs
 train.py --n_embd=10 | n_embd = 10
 train.py --n_kv_head=3 | does not divide n_head
 train.py --norm=batch | rms
+train.py --beta2=1 | beta2 = 1.0 must be >= 0, < 1; change --beta2
+train.py --dataset=names --beta1=1 --out_dir=names | beta1
+train.py --adam_eps=0 | adam_eps = 0.0 must be >= 1e-30, < 1; change --adam_eps
 train.py --compile=off | compile = 'off' must be True, False or auto; change --compile
 train.py --dtype=False | dtype = False must be auto, float32, bfloat16 or float16; change --dtype
 sample.py | python train.py
@@ -2916,6 +2932,8 @@ prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=bep | bep
 prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object is not a mapping)
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
+bench.py --num_gpus=0 --what=resources | num_gpus
+bench.py --what=nonsense | nonsense
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
 ''')
