@@ -389,8 +389,9 @@ class Variant:
         mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
-            command = [sys.executable, train.__file__, *[f'--{name}={value}' for name, value in train.config.items()],
-                       *self.arguments, f'--seed={seed}', f'--out_dir={folder}', '--init_from=auto']
+            changed = [f'--{name}={value}' for name, value in train.config.items() if name in config.source]
+            command = [sys.executable, train.__file__, *changed, *self.arguments, f'--seed={seed}',
+                       f'--out_dir={folder}', '--init_from=auto']
             done = subprocess.run(command, capture_output=True, errors='replace')          # text in any encoding
             if done.returncode not in (0, 3):           # 3: diverged
                 raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')

@@ -2812,6 +2812,11 @@ def test_bench_curves_shows_runs_in_one_table():
     assert [cells[name][:2] for name in 'ab'] == [[f'{a:.4f}', '+0.0000'], [f'{b:.4f}', f'{b - a:+.4f}']]
     assert Path('out/curves.png').stat().st_size > 5000
 
+def test_an_experiment_takes_a_prepared_text(here):
+    folder = find_or_prepare('corpus.txt', 'byte').as_posix()
+    rows = table(run_bench(f'--what=compare --seeds=1 --max_iters=2 --dataset={folder}', variants='one:'))
+    assert rows['one'][-1] == '1 of 1'
+
 def test_an_experiment_goes_on_after_divergence(here):
     variants = 'ill: --learning_rate=1e37 --optimizer=sgd --grad_clip=0; well:'
     rows = table(run_bench('--what=compare --seeds=1 --max_iters=2', variants=variants))
