@@ -652,8 +652,11 @@ def import_config(folder):
             return GPTConfig(**d['gpt_config'])
         known = FAMILIES[kind]
         d.update(d.get('rope_parameters') or {})        # transformers 5 has rope_theta and rope_type there
-        found = {ours: d[theirs] for theirs, ours in known.keys.items() if d.get(theirs) is not None}
-        config = GPTConfig(**{name: (known.values | found)[name] for name in {*known.values, *known.keys.values()}})
+        fields = dict(known.values)
+        for theirs, ours in known.keys.items():
+            if d.get(theirs) is not None or ours not in fields:
+                fields[ours] = d[theirs]
+        config = GPTConfig(**fields)
     except (UserError, LookupError, TypeError, ValueError) as e:
         raise UserError(f'{folder}/config.json describes no model ({type(e).__name__}: '
                         f'{str(e).partition(";")[0]}); use another one')
