@@ -25,7 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -604,7 +603,8 @@ LLAMA_FIXED = dict(hidden_act='silu', rope_scaling=None, rope_type='default', sl
 QWEN3_FIXED = dict(use_sliding_window=False, attention_bias=False, **LLAMA_FIXED)
 GPT2_FIXED = dict(activation_function='gelu_new', scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
 
-class Family(NamedTuple):
+@dataclass
+class Family:
     """A kind of model that transformers knows."""
     architecture: str       # its class in transformers
     keys: dict              # the field of GPTConfig for each key of config.json
