@@ -467,19 +467,19 @@ class GPT(nn.Module):
 # The machine. Here, `device` is a name such as 'cuda:1', and `dtype` one such as 'bfloat16'. The options with these
 # names may also be 'auto'.
 
-# Dense bf16 FLOP/s (fp16 for V100 and T4), without sparsity, from data sheets and architecture papers of NVIDIA and AMD
+# Dense bf16 FLOP/s (fp16 for V100 and T4), without sparsity, from data sheets and papers of NVIDIA and AMD. A key lists
+# cards with the same peak; the first that fits counts.
 PEAK_FLOPS = {
-    'GB200': 2500e12, 'B200': 2250e12, 'B100': 1750e12, 'GH200': 989e12, 'H200 NVL': 835e12, 'H200': 989e12,
-    'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H100': 989e12, 'H800': 989e12, 'MI300X': 1307e12, 'MI325X': 1307e12,
-    'A100': 312e12, 'A800': 312e12, 'A30': 165e12, 'A40': 149.7e12, 'A10G': 70e12, 'A6000': 154.8e12, 'L40S': 362e12,
-    'L4': 121e12, 'V100': 125e12, 'T4': 65e12, 'RTX 6000 Ada': 364.2e12, 'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12,
-    'RTX 3090': 71e12,
+    'H200 NVL|H100 NVL': 835e12, 'H100 PCIe': 756e12, 'H100|H200|H800|GH200': 989e12, 'MI300X|MI325X': 1307e12,
+    'GB200': 2500e12, 'B200': 2250e12, 'B100': 1750e12, 'A100|A800': 312e12, 'A30': 165e12, 'A40': 149.7e12,
+    'A10G': 70e12, 'A6000': 154.8e12, 'L40S': 362e12, 'L4': 121e12, 'V100': 125e12, 'T4': 65e12,
+    'RTX 6000 Ada': 364.2e12, 'RTX 5090': 209.5e12, 'RTX 4090': 165.2e12, 'RTX 3090': 71e12,
 }
 
 def peak_flops(device):
     """Returns the card's dense bf16 FLOP/s, or 0 if unknown."""
-    for card, flops in PEAK_FLOPS.items():
-        if re.search(rf'\b{card}\b(?!.* MIG | (Laptop|Ti|D|SUPER)\b)', device_name(device)):
+    for cards, flops in PEAK_FLOPS.items():
+        if re.search(rf'\b({cards})\b(?!.* MIG | (Laptop|Ti|D|SUPER)\b)', device_name(device)):
             return flops
     return 0
 
