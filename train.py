@@ -759,19 +759,16 @@ def save(run, found, last):
 # -----------------------------------------------------------------------------
 # The loop, and main
 
-class Interrupt:
+class Interrupt(ExitStack):
     """Context in which SIGINT, SIGTERM, SIGHUP or SIGUSR1 is noted for the loop. A later one exits at once."""
     def __enter__(self):
-        self.signal, self.heard, self.before = 0, 0.0, {}       # number of the signal, its time, handlers until now
+        self.signal, self.heard = 0, 0.0        # number of the signal, its time
         with suppress(ValueError):              # In a thread, Python cannot handle signals
             for kind in signal.Signals:         # Windows lacks two of these; nohup ignores SIGHUP
                 if kind.name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1') and signal.getsignal(kind) != signal.SIG_IGN:
-                    self.before[kind] = signal.signal(kind, self.hear)
+                    before = signal.signal(kind, self.hear)
+                    self.callback(signal.signal, kind, before)          # at its end, for the next cell of a notebook
         return self
-
-    def __exit__(self, *_):
-        for kind, handler in self.before.items():       # for the next cell of a notebook
-            signal.signal(kind, handler)
 
     def hear(self, number, frame):
         if not self.signal:
