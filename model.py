@@ -724,12 +724,10 @@ KEPT = ('tokenizer.json', 'tokenizer_config.json', 'tokenizer.model', 'vocab.jso
 def find_folder(name):
     """Returns the folder of a model: this one, a run's newest intact checkpoint, or a download. Raises UserError."""
     folder = Path(name)
-    if checkpoints(folder):
-        folder = newest_intact(folder, to_resume=False)
-    elif not folder.is_dir():
+    if not folder.is_dir():
         folder = download(name)
-    elif not (folder / 'config.json').exists():
-        raise UserError(f'{folder} has no checkpoint yet; wait for the first one, or use another folder')
+    elif not (folder / 'config.json').exists():         # a run
+        folder = newest_intact(folder, to_resume=False)
     import_config(folder)           # Raises before any text is prepared for it
     if not any(folder.glob('model*.safetensors')):
         raise UserError(f'{name} has no model.safetensors; make one with save_pretrained of transformers')
@@ -843,4 +841,4 @@ def newest_intact(run, to_resume=True):
             return folder
         except UserError as e:
             print(f'skipped: {e}', file=sys.stderr)
-    raise UserError(f'no checkpoint in {run} is intact; start again with another --out_dir')
+    raise UserError(f'{run} has no intact checkpoint; wait for its first one, or use another folder (runs are in out/)')

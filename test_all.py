@@ -1123,7 +1123,7 @@ def test_a_damaged_checkpoint_is_named_and_skipped(capsys):
         path.write_bytes(intact)
     for folder in older, newer:
         os.remove(folder / 'config.json')
-    with refuses('no checkpoint in run is intact'):
+    with refuses('run has no intact checkpoint'):
         newest_intact('run')
 
 class Killed(BaseException):
@@ -2047,7 +2047,7 @@ def test_a_run_without_checkpoints_begins_again():
     options = '--optimizer=sgd --learning_rate=1e30 --log_interval=50 --eval_interval=5 --sample_tokens=5 --out_dir=b'
     assert 'at step 5' in refusal(f'train.py {SMALL_RUN} {options}', status=3)      # no sample of nan
     for line in 'sample.py --out_dir=b', f'train.py {SMALL_RUN} --init_from=b':
-        assert 'b has no checkpoint yet; wait for the first one' in refusal(line)
+        assert 'b has no intact checkpoint; wait for its first one' in refusal(line)
     assert train_here('b', '--max_iters=1').kept == [1]
 
 # -- a run that is stopped and resumed ends as one that never stopped
@@ -2171,7 +2171,7 @@ CHANGES = '''
 --block_size=32 | block_size = 16
 --optimizer=adamw | --optimizer
 --tokenizer=char | other data
---out_dir=b | b has no checkpoint
+--out_dir=b | b has no intact checkpoint
 --init_from=scratch | already has a run
 --tokenizer=bpe --out_dir=b --init_from=a --mlp=gelu | use --mlp=swiglu
 '''

@@ -403,8 +403,6 @@ def choose_folder():
             folder = Path(f'out/{data_name(dataset)}-{i}')
     if checkpoints(folder) and not resuming:
         raise UserError(f'{folder} already has a run; continue it with --init_from=auto, or use another --out_dir')
-    if init_from == 'resume' and not checkpoints(folder):
-        raise UserError(f'{folder} has no checkpoint to resume; use the --out_dir of another run (runs are in out/)')
     return folder, hold(folder)
 
 def hold(folder):
@@ -550,7 +548,7 @@ def connect(device, shared={}):
 
 def start(folder, device):
     """Returns the Run in this folder, after joining the other processes, and prints what it starts with."""
-    checkpoint = newest_intact(folder) if checkpoints(folder) else None
+    checkpoint = newest_intact(folder) if init_from == 'resume' or checkpoints(folder) else None
     name = init_from.removeprefix('auto:')
     base = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
     run = Run(folder, checkpoint, base, device)
