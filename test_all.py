@@ -2103,7 +2103,7 @@ def test_a_finished_run_is_only_evaluated(straight, printed):
     assert 'nothing is left to train after' in printed()
     resume('--eval_only')
     tokens = straight.log[-1]['full_val_tokens']
-    assert re.search(f'loss {straight.full_loss:.4f} .* over all {tokens:,} validation tokens of corpus', printed())
+    assert re.search(f'loss {straight.full_loss:.4f} .* over {tokens:,} of {tokens:,} validation tokens', printed())
 
 def test_more_steps_begin_with_a_warmup(straight):
     options = '--max_iters=24 --warmup_iters=5'

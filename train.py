@@ -626,6 +626,8 @@ def check_finite(run, loss=0.0):
 
 def start_files(run):
     """Writes config.py, starts wandb, and removes log entries and checkpoints after this step."""
+    if RANK:
+        return
     options = dict(config, dataset=run.data_folder.as_posix(), init_from='resume',
                    tokenizer=run.meta.get('tokenizer', tokenizer))
     del options['out_dir']
@@ -880,12 +882,13 @@ def train(run, interrupt):
         sys.exit(128 + int(stop))
 
 def finish(run):
-    """Evaluates the complete validation split, or as much of it as takes max_minutes, and prints how to sample."""
+    """Evaluates the complete validation split (after training, for at most max_minutes), and prints how to sample."""
+    latest = math.inf if eval_only else time.perf_counter() + run.limit
     with run.opt.evaluating():
-        final = evaluate(run.model, run.val_data, run.T, latest=time.perf_counter() + run.limit)
-    if RANK == 0:
+        final = evaluate(run.model, run.val_data, run.T, latest=latest)
+    print(f'\n{describe(final)} over {final["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens')
+    if not (RANK or eval_only):
         log(run, {f'full_{name}': value for name, value in final.items()})
-        print(f'\n{describe(final)} over {final["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens')
         best = best_checkpoint(run.folder)
         print('sample from the best checkpoint:', command('sample.py', f'--out_dir={best.as_posix()}'))
 
@@ -899,18 +902,13 @@ def main(arguments=None):
     folder, held = choose_folder()          # before anything is prepared or written
     with held:
         run = start(folder, device)
-        if eval_only:
-            with run.opt.evaluating():
-                found = evaluate(run.model, run.val_data, run.T)
-            print(f'{describe(found)} over all {found["val_tokens"]:,} validation tokens of {run.meta["source"]}')
-            return
-        if RANK == 0:
+        if not eval_only:
             start_files(run)
-        if run.state.step == 0 and run.origin:
-            with run.opt.evaluating():
-                evaluate_run(run)           # the other model as it is
-        with Interrupt() as interrupt:
-            train(run, interrupt)
+            if run.state.step == 0 and run.origin:
+                with run.opt.evaluating():
+                    evaluate_run(run)           # the other model as it is
+            with Interrupt() as interrupt:
+                train(run, interrupt)
         finish(run)
 
 if __name__ == '__main__':
