@@ -156,13 +156,13 @@ def orthogonalize(x, dtype):
         x = torch.baddbmm(x, s, x, beta=3.4445)
     return x
 
-def muon(p, g, lr, decay, m, *, beta1, dtype, **_):
+def muon(p, g, lr, decay, m, *, dtype, beta=0.95, **_):
     """
     Moves matrices p (n, a, b) against their orthogonalized Nesterov momentum, about as far as AdamW would go at the
     same rate (arXiv:2502.16982, equation 4).
     """
-    m.lerp_(g, 1 - beta1)
-    direction = orthogonalize(g.lerp(m, beta1), dtype)
+    m.lerp_(g, 1 - beta)
+    direction = orthogonalize(g.lerp(m, beta), dtype)
     p.mul_(1 - lr * decay)
     p.sub_(lr * 0.2 * max(p.shape[1:]) ** 0.5 * direction)
 
@@ -177,10 +177,7 @@ def moments_of(rule):
 class Group:
     """Weights that one rule updates alike. For a matrix rule, they are matrices of one shape."""
     names: list
-    rule: str
-    beta1: float                    # for the rules that use these
-    beta2: float
-    eps: float
+    rule: object                    # a function in RULES or MATRIX_RULES
     lr_scale: float = 1.0           # multiplies the learning rate, and so the decay
     decay: float = 0.0              # weight decay
     shape: tuple = ()               # of each matrix, for a matrix rule
@@ -194,9 +191,9 @@ def make_groups(params, tied):
     """
     matrices = [name for name in params if params[name].dim() > 1]
     vectors = [name for name in params if name not in matrices]         # norms and biases
-    group = partial(Group, beta1=beta1, beta2=beta2, eps=adam_eps)
     if optimizer in RULES:
-        return [group(matrices, optimizer, decay=weight_decay), group(vectors, optimizer)]
+        rule = RULES[optimizer]
+        return [Group(matrices, rule, decay=weight_decay), Group(vectors, rule)]
 
     embeddings = [name for name in matrices if 'embed_values' in name or ('embed_tokens' in name and not tied)]
     in_blocks = [name for name in matrices if '.layers.' in name and name not in embeddings]
@@ -204,8 +201,8 @@ def make_groups(params, tied):
     by_shape = defaultdict(list)
     for name in in_blocks:
         by_shape[params[name].shape].append(name)
-    return [group(others, 'adamw', lr_scale=adamw_scale), group(embeddings, 'adamw', lr_scale=embed_scale),
-            *[group(names, optimizer, beta1=0.95, decay=weight_decay, shape=shape[-2:])
+    return [Group(others, adamw, lr_scale=adamw_scale), Group(embeddings, adamw, lr_scale=embed_scale),
+            *[Group(names, MATRIX_RULES[optimizer], decay=weight_decay, shape=shape[-2:])
               for shape, names in sorted(by_shape.items())]]
 
 class Optimizer(torch.optim.Optimizer):
@@ -222,7 +219,7 @@ class Optimizer(torch.optim.Optimizer):
         names = [name for group in self.groups for name in group.names]
         assert sorted(names) == sorted(params), 'make_groups must list each trainable weight once'
         self.t = 0              # steps taken
-        self.rules = RULES | MATRIX_RULES
+        self.constants = dict(beta1=beta1, beta2=beta2, eps=adam_eps)       # for the rules that use these
         total = sum(w.numel() for w in params.values())
         total = math.ceil(total / 4096) * 4096          # clip views it as 4,096 rows
         device = model.lm_head.weight.device
@@ -234,7 +231,7 @@ class Optimizer(torch.optim.Optimizer):
             sizes = [params[name].numel() for name in group.names]
             here = slice(end, end + sum(sizes))
             end = here.stop
-            letters = moments_of(self.rules[group.rule])
+            letters = moments_of(group.rule)
             group.flat = [self.p[here], self.g[here], *[torch.zeros_like(self.p[here]) for _ in letters]]
             parts = [vector.split(sizes) for vector in group.flat]
             for name, p_part, g_part, *moments in zip(group.names, *parts):
@@ -249,7 +246,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def compile(self):
         # Compile each rule. One graph for a step is half as fast; one kernel for all shapes is 4% slower.
-        self.rules = {name: torch.compile(rule, dynamic=False) for name, rule in self.rules.items()}
+        for group in self.groups:
+            group.rule = torch.compile(group.rule, dynamic=False)
         torch._dynamo.config.cache_size_limit = 64      # one per matrix shape; the default of 8 is too few
 
     @contextmanager
@@ -282,10 +280,9 @@ class Optimizer(torch.optim.Optimizer):
         on_device = partial(torch.full, (), dtype=torch.float32, device=self.p.device)
         for group in self.groups:
             p, g, *moments = [vector.view(-1, *group.shape) for vector in group.flat]
-            self.rules[group.rule](
-                p, g, on_device(lr) * group.lr_scale, group.decay, *moments, beta1=group.beta1, beta2=group.beta2,
-                eps=group.eps, correction1=on_device(1 - group.beta1 ** self.t),
-                correction2=on_device(1 - group.beta2 ** self.t), dtype=self.model.compute_dtype)
+            group.rule(p, g, on_device(lr) * group.lr_scale, group.decay, *moments, **self.constants,
+                       correction1=on_device(1 - self.constants['beta1'] ** self.t),
+                       correction2=on_device(1 - self.constants['beta2'] ** self.t), dtype=self.model.compute_dtype)
 
 # -----------------------------------------------------------------------------
 # A training step
