@@ -471,7 +471,10 @@ class Run:
     What is trained and saved in a folder. It begins from a checkpoint in it, from another model's folder (base), or
     from neither; origin is the one of these from which it takes the weights.
     """
-    def __init__(self, folder, checkpoint, base, device):
+    def __init__(self, folder, device):
+        checkpoint = newest_intact(folder) if init_from == 'resume' or checkpoints(folder) else None
+        name = init_from.removeprefix('auto:')
+        base = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
         self.folder, self.device, self.wandb = folder, device, None
         self.limit = 60 * max_minutes or math.inf       # seconds
         self.origin = checkpoint or base
@@ -545,10 +548,7 @@ def connect(device, shared={}):
 
 def start(folder, device):
     """Returns the Run in this folder, after joining the other processes, and prints what it starts with."""
-    checkpoint = newest_intact(folder) if init_from == 'resume' or checkpoints(folder) else None
-    name = init_from.removeprefix('auto:')
-    base = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
-    run = Run(folder, checkpoint, base, device)
+    run = Run(folder, device)
     state = run.state
     connect(device, dict(config, dtype=run.dtype, data=state.data, checkpoint=(state.step, state.seconds)))
     if WORLD_SIZE > 1:          # Different kinds of CPU draw different numbers from one seed
