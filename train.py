@@ -380,8 +380,6 @@ def check_options():
     model_config()          # checks its fields
     if prepare.is_prepared(dataset):
         prepare.check_prepared(dataset, config.source)
-    else:
-        prepare.check_options(tokenizer, vocab_size)
 
 def model_config(options=config, **others):
     """Returns the GPTConfig that options describe. Raises UserError."""
