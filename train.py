@@ -486,7 +486,7 @@ class Run:
         self.compile = choose_compile(compile, device, flops)
         files = self.origin or self.data_folder
         self.ends = find_ends(files, self.model.config.vocab_size, self.meta['eot'])            # ids that end a text
-        self.kept = keep_from(self.origin) if self.origin else {}       # files that stay as they are
+        self.kept = keep_from(files)        # files that stay as they are
 
         self.opt = Optimizer(self.model)
         self.scaler = make_scaler(device, self.dtype)
