@@ -67,12 +67,6 @@ def draw(probs, u):
     target = u[:, None] * (1 - 1e-6) * edges[:, -1:]        # below the last edge, also when rounded
     return torch.searchsorted(edges, target, right=True)[:, 0]
 
-def append(context, id, block_size):
-    """Appends an id to the part of a text that the model sees. If it gets too long, only its last half stays."""
-    context.append(id)
-    if len(context) > block_size:
-        del context[:-max(block_size // 2, 1)]
-
 @torch.no_grad()
 def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab_size=None, seed=0, **sampling):
     """
@@ -85,26 +79,25 @@ def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab
     """
     block_size = model.config.block_size
     texts = [[*prompt] for prompt in prompts]
-    contexts = [prompt[-block_size:] for prompt in prompts]         # what the model sees of each text
+    seen = [min(len(prompt), block_size) for prompt in prompts]         # number of last ids of each that the model sees
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + b)) for b in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
     size = min(block_size, max(map(len, texts)) + max_new_tokens - 1)           # the last ids need no place
     cache = KVCache(model, len(texts), size)
     ended = set()           # indexes of texts
-    # When the longest context fills the cache, append() shortens it, and prefill() begins anew with all of them.
     logits = None           # of the next tokens, or None if the cache is to be filled
     for i in range(max_new_tokens):
         if logits is None:
-            logits = model.prefill(contexts, cache)
+            logits = model.prefill([text[-n:] for text, n in zip(texts, seen)], cache)
         drawn = draw(next_token_probs(logits[:, :vocab_size], texts, **sampling), u[i])
         # Start the next step before reading what was drawn, so that a GPU does not wait for Python.
         read = start_reading(drawn)
-        has_room = max(map(len, contexts)) < size
-        logits = model.decode(drawn[:, None], cache) if has_room else None
+        logits = model.decode(drawn[:, None], cache) if max(seen) < size else None
+        # When the longest one fills the cache, prefill() begins anew. A full context goes on with its last half.
+        seen = [n + 1 if n < block_size else max(block_size // 2, 1) for n in seen]
         new = read()
         for b, id in enumerate(new):
             texts[b].append(id)
-            append(contexts[b], id, block_size)
             if has_ended(texts[b]):
                 ended.add(b)
         yield [None if b in ended else id for b, id in enumerate(new)]
