@@ -544,19 +544,6 @@ def connect(device, shared={}):
         if len(found) > 1 and name not in may_differ:
             raise UserError(f'the processes differ in {name}: {found}; use the same command, data and run folder')
 
-def start(folder, device):
-    """Returns the Run in this folder, after joining the other processes, and prints what it starts with."""
-    run = Run(folder, device)
-    state = run.state
-    connect(device, dict(config, dtype=run.dtype, data=state.data, checkpoint=(state.step, state.seconds)))
-    if WORLD_SIZE > 1:          # Different kinds of CPU draw different numbers from one seed
-        for tensor in (run.opt.p, *run.opt.tensors.values()):
-            dist.broadcast(tensor, 0)
-    print(f'data    | {visible(run.meta["source"])}, hash {state.data}, in {run.data_folder}')
-    print(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}, {run.dtype}, compile {run.compile}')
-    print(f'model   | {run.model.num_params():,} parameters, from {run.origin or "scratch"}')
-    return run
-
 # -----------------------------------------------------------------------------
 # Evaluating
 
@@ -896,10 +883,19 @@ def main(arguments=None):
     set_up(device)
     folder, held = choose_folder()          # before anything is prepared or written
     with held:
-        run = start(folder, device)
+        run = Run(folder, device)
+        state = run.state
+        print(f'data    | {visible(run.meta["source"])}, hash {state.data}, in {run.data_folder}')
+        print(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}, {run.dtype}, '
+              f'compile {run.compile}')
+        print(f'model   | {run.model.num_params():,} parameters, from {run.origin or "scratch"}')
+        connect(device, dict(config, dtype=run.dtype, data=state.data, checkpoint=(state.step, state.seconds)))
+        if WORLD_SIZE > 1:          # Different kinds of CPU draw different numbers from one seed
+            for tensor in (run.opt.p, *run.opt.tensors.values()):
+                dist.broadcast(tensor, 0)
         if not eval_only:
             start_files(run)
-            if run.state.step == 0 and run.origin:
+            if state.step == 0 and run.origin:
                 with run.opt.evaluating():
                     evaluate_run(run)           # the other model as it is
             with Interrupt() as interrupt:
