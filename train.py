@@ -625,7 +625,7 @@ def start_files(run):
         print(f'{path} is missing, so the options are those of this command')
     write(path, head + as_file(options))
     for later in checkpoints(run.folder):
-        if int(later.name[5:]) > run.state.step:        # newest_intact skipped it
+        if later.name > f'step_{run.state.step:08d}':           # newest_intact skipped it
             remove_checkpoint(later)
     kept = [entry for entry in read_log(run.folder) if entry['step'] <= run.state.step and 'full_val_loss' not in entry]
     write(run.folder / 'log.jsonl', ''.join(json.dumps(entry) + '\n' for entry in kept))
