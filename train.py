@@ -277,7 +277,7 @@ class Optimizer(torch.optim.Optimizer):
             here = w.untyped_storage().data_ptr() == self.p.untyped_storage().data_ptr()
             assert here or not w.requires_grad, f'{name} moved; make a new Optimizer'
         # Numbers are tensors, because a compiled rule would be compiled again for every new number.
-        on_device = partial(torch.full, (), dtype=torch.float32, device=self.p.device)
+        on_device = partial(self.p.new_full, ())
         for group in self.groups:
             p, g, *moments = [vector.view(-1, *group.shape) for vector in group.flat]
             group.rule(p, g, on_device(lr) * group.lr_scale, group.decay, *moments, **self.constants,
