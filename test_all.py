@@ -1886,7 +1886,7 @@ def test_muon_takes_stacked_matrices_one_by_one():
 def test_an_optimizer_notices_that_its_model_moved():
     optimizer = make_optimizer(small_gpt(), 'muon')
     optimizer.model.double()
-    with pytest.raises(AssertionError, match='weight moved; make a new Optimizer'):
+    with pytest.raises(AssertionError, match='weight is in no group, or has moved; make a new Optimizer'):
         optimizer.step(0.1)
 
 def rates_of(steps, **options):
