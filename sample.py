@@ -208,7 +208,7 @@ def write_gguf(path, model, tok, ends, dtype):
         if kind == 'llama' and re.search('[qk]_proj', name):        # The two rows that rope rotates become neighbors
             x = x.unflatten(0, (-1, 2, c.head_dim // 2)).transpose(1, 2).reshape(x.shape)
         stored_as = gguf.GGMLQuantizationType[matrix if x.dim() > 1 else 'F32']
-        x = gguf.quants.quantize(x.float().numpy(), stored_as)
+        x = gguf.quants.quantize(x.numpy(), stored_as)
         w.add_tensor(names.get_name(name, ('.weight', '.bias')), x, raw_dtype=stored_as)
     w.write_header_to_file()
     w.write_kv_data_to_file()
