@@ -638,8 +638,8 @@ def export_config(config, eot):
     d = dict(model_type=kind, torch_dtype='float32', bos_token_id=eot, eos_token_id=eot)
     if kind == 'gpt_ablation':
         return dict(d, gpt_config={name: x for name, x in vars(config).items() if name not in UNSAVED_FIELDS})
-    d.update(settings(kind, config), architectures=[FAMILIES[kind].architecture], max_window_layers=config.n_layer)
-    return d
+    return dict(d, **settings(kind, config), architectures=[FAMILIES[kind].architecture],
+                max_window_layers=config.n_layer)
 
 def import_config(folder):
     """Returns the GPTConfig that config.json describes. Raises UserError if it is not supported."""
