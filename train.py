@@ -23,7 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -721,7 +721,7 @@ def save(run, found, last):
         return          # The others wait in their next collective, up to timeout
     folder = run.folder / f'step_{run.state.step:08d}'
     eot = run.ends[0] if run.ends else None
-    state = asdict(run.state) | dict(t=run.opt.t, scaler=run.scaler.state_dict())
+    state = vars(run.state) | dict(t=run.opt.t, scaler=run.scaler.state_dict())
     try:
         save_checkpoint(folder, run.model, run.data_folder / 'tokenizer.json', eot, state, run.opt.tensors,
                         model_card(run, found), run.kept)
