@@ -546,12 +546,13 @@ def connect(device, shared={}):
 # Evaluating
 
 @torch.no_grad()
-def evaluate(model, data, T, max_tokens=0, latest=math.inf):
+def evaluate(run, max_tokens=0, latest=math.inf):
     """
     Returns the mean loss in nats per token, the bits per byte and the number of tokens evaluated, keyed as in the log.
     They do not depend on the number of processes, unless `latest`, a time.perf_counter(), ends it early. Reads
     max_tokens (0: all) or a few more of the split in windows of T tokens, which cover it evenly at any moment.
     """
+    data, T = run.val_data, run.T
     n = len(data) - 1           # every token but the first is a target
     # The windows i with the smallest fractional parts of i * golden ratio are spread evenly, however many are taken.
     order = np.argsort(np.arange(n // T) * 0.6180339887498949 % 1) * T
@@ -565,8 +566,8 @@ def evaluate(model, data, T, max_tokens=0, latest=math.inf):
         if tokens and time.perf_counter() > latest:
             break
         length = min(T, n - batch[0])
-        x, y = data.batch(batch, length, str(model.lm_head.weight.device))
-        nats += model(x, y).item() * y.numel()
+        x, y = data.batch(batch, length, run.device)
+        nats += run.model(x, y).item() * y.numel()
         tokens += y.numel()
         text_bytes += data.text_bytes(batch, length)
     nats, tokens, text_bytes = combine('SUM', nats, tokens, text_bytes)
@@ -580,7 +581,7 @@ def describe(found):
 
 def evaluate_run(run):
     """Evaluates the model, prints and logs the result, draws the curves and prints a sample. Returns the result."""
-    found = evaluate(run.model, run.val_data, run.T, eval_tokens)
+    found = evaluate(run, eval_tokens)
     print(f'step {run.state.step} | {describe(found)} over {found["val_tokens"]:,} tokens')
     log(run, found)
     if RANK:
@@ -865,7 +866,7 @@ def finish(run):
     """Evaluates the complete validation split (after training, for at most max_minutes), and prints how to sample."""
     latest = math.inf if eval_only else time.perf_counter() + run.limit
     with run.opt.evaluating():
-        final = evaluate(run.model, run.val_data, run.T, latest=latest)
+        final = evaluate(run, latest=latest)
     print(f'\n{describe(final)} over {final["val_tokens"]:,} of {len(run.val_data) - 1:,} validation tokens')
     if not (RANK or eval_only):
         log(run, {f'full_{name}': value for name, value in final.items()})
