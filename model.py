@@ -699,15 +699,15 @@ def to_gpt2(tensors):
 
 def from_gpt2(tensors, names):
     """Inverse of to_gpt2 for these names of ours, as far as they are there. Masks in older files are left out."""
-    tensors = {name.removeprefix('transformer.'): x for name, x in tensors.items()}
+    parts = {}          # those of ours that each of theirs joins, in the order of names
+    for name, x in tensors.items():
+        x = x.t() if '.c_' in name else x
+        parts[name.removeprefix('transformer.')] = [*x.chunk(3 if 'c_attn' in name else 1)]
     out = {}
     for ours in names:
         theirs = gpt2_name(ours)
-        if theirs not in tensors:
-            continue
-        x = tensors[theirs].t() if '.c_' in theirs else tensors[theirs]
-        part = re.search('[qkv](?=_proj)', ours)
-        out[ours] = x.chunk(3)['qkv'.index(part[0])] if part else x
+        if theirs in parts:
+            out[ours] = parts[theirs].pop(0)
     return out
 
 def weights_on_disk(model):
@@ -770,7 +770,7 @@ def load_model(folder, **overrides):
         model.load_state_dict(tensors)          # copies, in float32
         if not all(w.isfinite().all() for w in model.parameters()):
             raise UserError(f'{folder} has weights that are nan or inf; use another one')
-    except (SafetensorError, FileNotFoundError, RuntimeError, KeyError, TypeError) as e:
+    except (SafetensorError, FileNotFoundError, RuntimeError, LookupError, TypeError) as e:
         raise UserError(f'config.json and model*.safetensors in {folder} do not match ({str(e)[:300]}); use others')
     return model.eval()
 
