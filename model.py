@@ -296,7 +296,7 @@ class Attention(nn.Module):
             attend = scaled_dot_product_attention
         mask = self.mask(info, k.size(2))
         y = attend(q, k, v, mask, c.dropout if self.training else 0.0)
-        y = y.transpose(1, 2).reshape(B, T, -1)             # (B, T, nh * hs)
+        y = y.transpose(1, 2).flatten(2)            # (B, T, nh * hs)
         return F.dropout(self.o_proj(y), c.dropout, self.training)
 
 class MLP(nn.Module):
@@ -373,9 +373,8 @@ class GPT(nn.Module):
         if config.position == 'rope':
             # Computed on the CPU, because torch would import its compiler for this on the device 'meta' (1.4 s).
             positions = torch.arange(config.block_size, device='cpu')
-            tables = torch.stack(rope_angles(positions, config.head_dim, config.rope_theta))
-            tables = tables.to(self.lm_head.weight.device)
-            self.register_buffer('cos_sin', tables, persistent=False)       # (2, block_size, hs/2)
+            cos_sin = torch.stack(rope_angles(positions, config.head_dim, config.rope_theta))       # (2, T, hs/2)
+            self.register_buffer('cos_sin', cos_sin.to(self.lm_head.weight.device), persistent=False)
         if new:
             self.init_weights()
 
