@@ -220,8 +220,7 @@ class Optimizer(torch.optim.Optimizer):
         self.constants = dict(beta1=beta1, beta2=beta2, eps=adam_eps)       # for the rules that use these
         total = sum(w.numel() for w in params.values())
         total = math.ceil(total / 4096) * 4096          # clip views it as 4,096 rows
-        device = model.lm_head.weight.device
-        self.p, self.g = torch.zeros(2, total, device=device)
+        self.p, self.g = torch.zeros(2, total, device=model.lm_head.weight.device)
         self.tensors = {}       # saved with the model: m.<name>, v.<name>; add yours after the loop
 
         end = 0
@@ -500,9 +499,9 @@ def restore(folder, opt, scaler):
         for name, value in read_json(folder / 'training.json').items():
             setattr(state, name, type(getattr(state, name))(value))
         found = load_file(folder / 'training.tensors')
-        odd = sorted(found.keys() ^ opt.tensors.keys())         # in one of them only
+        odd = found.keys() ^ opt.tensors.keys()         # in one of them only
         if odd:
-            raise ValueError(f'another --optimizer or other tensors: {", ".join(odd[:3])}')
+            raise ValueError(f'another --optimizer or other tensors: {", ".join(sorted(odd)[:3])}')
         with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
             for name, tensor in opt.tensors.items():
                 tensor.copy_(found[name].view_as(tensor))
