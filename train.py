@@ -521,8 +521,8 @@ def connect(device, shared={}):
     backend = 'cpu:gloo,cuda:nccl' if 'cuda' in device else 'gloo'
     # After a restart, torchrun goes on with its store, where processes would find the addresses of dead ones (pytorch
     # issue 135712), so each start uses other names in it. Several nodes cannot, because each counts its own restarts.
-    restarts = os.environ.get('TORCHELASTIC_RESTART_COUNT', '')
-    prefix = restarts if os.environ.get('GROUP_WORLD_SIZE') == '1' else ''
+    one_node = os.environ.get('GROUP_WORLD_SIZE') == '1'
+    prefix = os.environ['TORCHELASTIC_RESTART_COUNT'] if one_node else ''
     wait = timedelta(seconds=timeout)
     try:
         store, _, _ = next(dist.rendezvous('env://', timeout=wait))
