@@ -187,20 +187,22 @@ def make_groups(params, tied):
     """
     Returns the Groups of trainable weights (params, by name) that the options ask for. With muon, it takes every matrix
     in a block. tied: whether the embedding is the head, too. For another learning rate, give a layer or an embedding
-    its own Group in both returns. Each weight belongs to one Group.
+    its own Group in both returns.
     """
-    matrices = [name for name in params if params[name].dim() > 1]
-    vectors = [name for name in params if name not in matrices]         # norms and biases
     if optimizer in RULES:
+        matrices = [name for name in params if params[name].dim() > 1]
+        vectors = [name for name in params if name not in matrices]         # norms and biases
         rule = RULES[optimizer]
         return [Group(matrices, rule, decay=weight_decay), Group(vectors, rule)]
 
-    embeddings = [name for name in matrices if 'embed_values' in name or ('embed_tokens' in name and not tied)]
-    in_blocks = [name for name in matrices if '.layers.' in name and name not in embeddings]
-    others = [name for name in params if name not in in_blocks + embeddings]
-    by_shape = defaultdict(list)
-    for name in in_blocks:
-        by_shape[params[name].shape].append(name)
+    embeddings, others, by_shape = [], [], defaultdict(list)
+    for name, w in params.items():
+        if 'embed_values' in name or ('embed_tokens' in name and not tied):
+            embeddings.append(name)
+        elif '.layers.' in name and w.dim() > 1:
+            by_shape[w.shape].append(name)
+        else:
+            others.append(name)
     return [Group(others, adamw, lr_scale=adamw_scale), Group(embeddings, adamw, lr_scale=embed_scale),
             *[Group(names, MATRIX_RULES[optimizer], decay=weight_decay, shape=shape[-2:])
               for shape, names in sorted(by_shape.items())]]
