@@ -237,13 +237,6 @@ def add_tokens(w, tok, ends, size, types):
 # -----------------------------------------------------------------------------
 # the command
 
-def find_checkpoint(path):
-    """Does what find_folder does, but '' means the newest checkpoint of the newest run in out/."""
-    saved = [folder for run in Path('out').glob('*') for folder in checkpoints(run)]
-    if not (path or saved):
-        raise UserError('no run in out/ has a checkpoint yet; run `python train.py`, which takes about 2 minutes')
-    return find_folder(path or max(saved, key=os.path.getmtime).parent)
-
 def say(text):          # standard output has only the texts
     print(text, file=sys.stderr)
 
@@ -265,7 +258,10 @@ def print_texts(run, tok, prompt):
     say(f'{count} tokens in {seconds:.2f} s: {count / seconds:.0f} tokens/s')
 
 def main():
-    folder = find_checkpoint(out_dir)
+    saved = [folder for run in Path('out').glob('*') for folder in checkpoints(run)]
+    if not (out_dir or saved):
+        raise UserError('no run in out/ has a checkpoint yet; run `python train.py`, which takes about 2 minutes')
+    folder = find_folder(out_dir or max(saved, key=os.path.getmtime).parent)        # by default, the newest run
     device = choose_device(config['device'])
     set_up(device)
     compiled = choose_compile(compile, device)
