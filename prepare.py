@@ -70,9 +70,9 @@ def check_options(tokenizer, vocab_size):
         raise UserError(f'separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator="\\n"')
 
 def check_prepared(dataset, given):
-    """Raises UserError if options that are given for a prepared folder, {name: argument}, would have no effect."""
+    """Raises UserError if a data set is a prepared folder, on which options given, {name: argument}, have no effect."""
     for name in 'val_dataset', 'val_fraction', 'separator', 'text_field', 'pattern', 'shard_tokens':
-        if given.get(name, '').startswith('--'):        # not in the config.py of a run
+        if is_prepared(dataset) and given.get(name, '').startswith('--'):        # not in the config.py of a run
             raise UserError(f'{given[name]} has no effect on {dataset}, which is prepared; leave it out, or use the '
                             f'text itself as --dataset')
 
@@ -612,8 +612,7 @@ def epoch_order(seed, epoch, n, T):
 # -----------------------------------------------------------------------------
 
 def main():
-    if is_prepared(dataset):
-        check_prepared(dataset, config.source)
+    check_prepared(dataset, config.source)
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
     read_meta(folder)
     print(f'ready: {folder}')
