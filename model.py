@@ -787,7 +787,7 @@ def keep_from(folder):
 def write_json(path, content):
     write(path, json.dumps(content, indent=1))
 
-def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card='', kept={}):
+def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card, kept):
     """
     Writes a checkpoint folder that `transformers` can load, with a README.md (card), the files of keep_from, and what
     resuming needs: a dict, and a dict of tensors. It gets its name when all of it is on the disk. Raises OSError or

@@ -324,7 +324,7 @@ def save(model, folder='step_00000001', eot=None):
     """Saves a model with the tokenizer of bytes. Returns the folder."""
     byte_tokenizer().save('tokenizer.json')
     folder, tensors = Path(folder), dict(moments=torch.ones(3))
-    save_checkpoint(folder, model, Path('tokenizer.json'), eot, dict(step=1), tensors, 'No UTF-8: \udcff')
+    save_checkpoint(folder, model, Path('tokenizer.json'), eot, dict(step=1), tensors, 'No UTF-8: \udcff', kept={})
     return folder
 
 def same_logits(ours, theirs):
