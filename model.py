@@ -683,13 +683,20 @@ def gpt2_name(name):
         name = re.sub(ours, theirs, name)
     return name
 
-def to_gpt2(tensors):
-    """Renames weights as in GPT-2, which joins q, k and v, and whose blocks store matrices as (in, out)."""
+def weights_on_disk(model):
+    """
+    Returns the weights with Hugging Face's names and shapes, without a tied head. GPT-2 joins q, k and v, and its
+    blocks store matrices as (in, out).
+    """
+    tensors, tied = model.state_dict(), model.config.tie_weights
+    if tied:
+        del tensors['lm_head.weight']
+    if family(model.config) != 'gpt2':
+        return tensors
     out = {}
-    untied = 'lm_head.weight' in tensors
     for ours, x in tensors.items():
         name = gpt2_name(ours)
-        if untied and ours != 'lm_head.weight':
+        if not tied and ours != 'lm_head.weight':
             name = f'transformer.{name}'        # transformers wants this with an untied head; mlx-lm never wants it
         if '.c_' in name:       # t() leaves a bias as it is
             x = x.t().contiguous()
@@ -697,7 +704,7 @@ def to_gpt2(tensors):
     return out
 
 def from_gpt2(tensors, names):
-    """Inverse of to_gpt2 for these names of ours, as far as they are there. Masks in older files are left out."""
+    """Inverse of weights_on_disk for a GPT-2 with these names, if they are there. Leaves out masks in older files."""
     parts = {}          # those of ours that each of theirs joins, in the order of names
     for name, x in tensors.items():
         x = x.t() if '.c_' in name else x
@@ -708,13 +715,6 @@ def from_gpt2(tensors, names):
         if theirs in parts:
             out[ours] = parts[theirs].pop(0)
     return out
-
-def weights_on_disk(model):
-    """Returns the weights with Hugging Face's names and shapes, without a tied head."""
-    tensors = model.state_dict()
-    if model.config.tie_weights:
-        del tensors['lm_head.weight']
-    return to_gpt2(tensors) if family(model.config) == 'gpt2' else tensors
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template
 KEPT = ('tokenizer.json', 'tokenizer_config.json', 'tokenizer.model', 'vocab.json', 'merges.txt', 'added_tokens.json',
