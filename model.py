@@ -294,8 +294,7 @@ class Attention(nn.Module):
         attend = cpu_attention if q.device.type == 'cpu' else fused_attention
         if c.attention == 'naive' or info.decode:       # Fused kernels are slower for single queries
             attend = scaled_dot_product_attention
-        mask = self.mask(info, k.size(2))
-        y = attend(q, k, v, mask, c.dropout if self.training else 0.0)
+        y = attend(q, k, v, self.mask(info, k.size(2)), c.dropout if self.training else 0.0)
         y = y.transpose(1, 2).flatten(2)            # (B, T, nh * hs)
         return F.dropout(self.o_proj(y), c.dropout, self.training)
 
