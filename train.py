@@ -220,8 +220,7 @@ class Optimizer(torch.optim.Optimizer):
         self.model, self.groups = model, make_groups(params, model.config.tie_weights)
         self.t = 0              # steps taken
         self.constants = dict(beta1=beta1, beta2=beta2, eps=adam_eps)       # for the rules that use these
-        total = sum(w.numel() for w in params.values())
-        total = math.ceil(total / 4096) * 4096          # clip views it as 4,096 rows
+        total = math.ceil(sum(w.numel() for w in params.values()) / 4096) * 4096        # clip views it as 4,096 rows
         self.p, self.g = torch.zeros(2, total, device=model.lm_head.weight.device)
         self.tensors = {}       # saved with the model: m.<name>, v.<name>; add yours after the loop
 
@@ -414,7 +413,7 @@ def open_data(base):
     folder = find_or_prepare(dataset, wanted, vocab_size)
     meta = read_meta(folder)
     tok = load_tokenizer(folder) if (folder / 'tokenizer.json').exists() else None
-    train_data, val_data = Shards(folder, 'train', meta, tok), Shards(folder, 'val', meta, tok)
+    train_data, val_data = [Shards(folder, split, meta, tok) for split in ('train', 'val')]
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
         raise UserError(f'{folder} has too little text for this context; use more, or a smaller --block_size')
     if base and tok and tok.vocab != load_tokenizer(base).vocab:
@@ -591,9 +590,8 @@ def evaluate_run(run):
     tok, ends = run.val_data.tok, run.ends
     if tok and sample_tokens:
         with optional('the sample text'):
-            prompts = [prompt_ids(tok, sample_start, ends)]
-            steps = generate(run.model, prompts, sample_tokens, has_ended=lambda text: text[-1] in ends,
-                             vocab_size=tok.vocab_size, seed=seed, temperature=0.8)
+            steps = generate(run.model, [prompt_ids(tok, sample_start, ends)], sample_tokens, seed=seed,
+                             has_ended=lambda text: text[-1] in ends, vocab_size=tok.vocab_size, temperature=0.8)
             print('-' * 40, sample_start + texts_of(steps, tok)[0], '-' * 40, sep='\n')
     return found
 
