@@ -741,7 +741,7 @@ def save(run, found, last):
 class Interrupt(ExitStack):
     """Context in which SIGINT, SIGTERM, SIGHUP or SIGUSR1 is noted for the loop. A later one exits at once."""
     def __enter__(self):
-        self.signal, self.heard = 0, 0.0        # number of the signal, its time
+        self.signal = 0         # its number
         with suppress(ValueError):              # In a thread, Python cannot handle signals
             for kind in signal.Signals:         # Windows lacks two of these; nohup ignores SIGHUP
                 if kind.name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGUSR1') and signal.getsignal(kind) != signal.SIG_IGN:
