@@ -504,7 +504,7 @@ def restore(folder, opt, scaler):
             raise ValueError(f'another --optimizer or other tensors: {", ".join(sorted(odd)[:3])}')
         with opt.evaluating():          # as in save(), so that averaged weights are swapped here, too
             for name, tensor in opt.tensors.items():
-                tensor.copy_(found[name].view_as(tensor))
+                tensor.copy_(found[name])
     except (SafetensorError, AttributeError, TypeError, ValueError, RuntimeError) as e:
         raise UserError(f'{folder} cannot be resumed ({e}); use the options of that run, or start a new one with '
                         f'--init_from={folder}')
