@@ -78,7 +78,7 @@ def generate(model, prompts, max_new_tokens, has_ended=lambda text: False, vocab
     lack, are never drawn. sampling: the options of next_token_probs.
     """
     block_size = model.config.block_size
-    texts = [[*prompt] for prompt in prompts]
+    texts = [*map(list, prompts)]
     seen = [min(len(prompt), block_size) for prompt in prompts]         # number of last ids of each that the model sees
     u = [torch.rand(max_new_tokens, generator=torch.Generator().manual_seed(seed + b)) for b in range(len(prompts))]
     u = torch.stack(u, 1).to(model.lm_head.weight.device)           # u[i, b] draws token i of text b
