@@ -49,19 +49,16 @@ PATTERNS = {
 
 def plain_words(text, pattern):
     """Returns the words of a text, each as a list of single bytes."""
-    return [[bytes([b]) for b in word.encode()] for word in regex.findall(PATTERNS[pattern], text)]
+    return [[BYTES[b] for b in word.encode()] for word in regex.findall(PATTERNS[pattern], text)]
 
 def plain_merge(word, pair):
     """Joins each occurrence of a pair, from the left: plain_merge(['a', 'a', 'a'], ('a', 'a')) -> ['aa', 'a']"""
     out = []
-    i = 0
-    while i < len(word):
-        if tuple(word[i:i + 2]) == pair:
-            out.append(word[i] + word[i + 1])
-            i += 2
+    for token in word:
+        if out and (out[-1], token) == pair:
+            out[-1] += token
         else:
-            out.append(word[i])
-            i += 1
+            out.append(token)
     return out
 
 def plain_train(text, num_merges, pattern='gpt2'):
@@ -78,15 +75,11 @@ def plain_train(text, num_merges, pattern='gpt2'):
     return merges
 
 def plain_encode(text, merges, pattern='gpt2'):
-    """Returns the tokens (as bytes) of a text: in each word, joins the pair that training merged first, and repeats."""
-    rank = {pair: i for i, pair in enumerate(merges)}
+    """Returns the tokens (as bytes) of a text: applies the merges to each word, in the order of training."""
     tokens = []
     for word in plain_words(text, pattern):
-        while True:
-            known = [pair for pair in zip(word, word[1:]) if pair in rank]
-            if not known:
-                break
-            word = plain_merge(word, min(known, key=rank.get))
+        for pair in merges:
+            word = plain_merge(word, pair)
         tokens += word
     return tokens
 
