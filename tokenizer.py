@@ -450,19 +450,14 @@ def cuts(raw, pattern):
     return np.flatnonzero(begins)
 
 def split_pieces(pieces, pattern):
-    """Returns the words of pieces end to end, and the number of words of each: [b"'so"] has ([b"'s", b'o'], [2])."""
+    """Yields each piece with 0xff between its words: b' so' as it is, but b"'so" as b"'s\\xffo"."""
     findall = regex.compile(PATTERNS[pattern]).findall
-    words, size = [], []
     for piece in pieces:
         text = piece.decode()
         if text.removeprefix(' ').isalpha():        # most are one word
-            words.append(piece)
-            size.append(1)
+            yield piece
         else:
-            found = findall(text)
-            words += map(str.encode, found)
-            size.append(len(found))
-    return words, size
+            yield b'\xff'.join(map(str.encode, findall(text)))
 
 # -----------------------------------------------------------------------------
 # numbering pieces with a hash table in numpy, where every step is taken for all keys at once
@@ -598,9 +593,9 @@ def count_words(texts, pattern, special_tokens=(), workers=None):
         counts[process] = so_far[2:]
     total = defaultdict(int)
     for process in pieces:
-        words, size = split_pieces(pieces[process], pattern)
-        for word, n in zip(words, np.repeat(counts[process], size).tolist()):
-            total[word] += n
+        for piece, n in zip(split_pieces(pieces[process], pattern), counts[process].tolist()):
+            for word in piece.split(b'\xff'):
+                total[word] += n
     return total
 
 def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers=None):
@@ -863,9 +858,7 @@ class Tokenizer(BPETokenizer):
         numbers = pieces.read(raw)
         while len(table.size) < len(pieces.all):
             new = pieces.all[len(table.size):len(table.size) + BATCH]
-            words, num_words = split_pieces(new, self.pattern_name)
-            flat, size = self.ids_of_words(words)
-            size = np.add.reduceat(size, np.cumsum(num_words) - num_words)          # of each piece
+            flat, size = self.ids_of_pieces([*split_pieces(new, self.pattern_name)])
             table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
 
         ids = table.join(numbers)
@@ -879,21 +872,21 @@ class Tokenizer(BPETokenizer):
         number = self.pairs.find(np.stack([a, b], 1).astype(np.uint64))
         return number.view(np.uint32) - 1        # 0 (missing) becomes NO_RANK
 
-    def ids_of_words(self, words):
+    def ids_of_pieces(self, pieces):
         """
-        Returns the ids of words end to end, and the number of ids of each. A round merges the pair of lowest rank in
-        each word, wherever it occurs. `at` has the places that are left, `rank` the rank of the pair that begins at
-        each, and `owner` the number of its word.
+        Returns the ids of pieces from split_pieces end to end, and the number of ids of each. A round merges the pair
+        of lowest rank in each word, wherever it occurs. `at` has the places that are left, and `rank` the rank of the
+        pair that begins at each.
         """
-        raw = np.frombuffer(b'\xff'.join([*words, b'']), np.uint8)
+        raw = np.frombuffer(b'\xff'.join([*pieces, b'']), np.uint8)
         ids = self.byte_array[raw]
         edge = ids == EDGE          # one after each word
         rank = self.ranks_of(ids, np.roll(ids, -1))         # NO_RANK next to an EDGE
-        owner = np.cumsum(edge) - edge
+        word_of = np.cumsum(edge) - edge
         at = np.arange(len(raw))
         while True:
-            word = owner[at]
-            lowest = np.full(len(words), NO_RANK, np.uint32)
+            word = word_of[at]
+            lowest = np.full(word_of[-1] + 1, NO_RANK, np.uint32)
             np.minimum.at(lowest, word, rank)
             lowest = lowest[word]
             going = lowest < NO_RANK            # the other words are done
@@ -910,7 +903,8 @@ class Tokenizer(BPETokenizer):
             rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])
 
         kept = ids != EDGE
-        return ids[kept].astype(self.dtype), np.bincount(owner[kept], minlength=len(words))
+        piece_of = np.repeat(np.arange(len(pieces)), [len(piece) + 1 for piece in pieces])
+        return ids[kept].astype(self.dtype), np.bincount(piece_of[kept])
 
 # -----------------------------------------------------------------------------
 # tokenizer.json, the file format of Hugging Face `tokenizers`
