@@ -35,7 +35,7 @@ from configurator import UserError, read_json
 END_OF_TEXT = '<|endoftext|>'
 BYTES = [bytes([b]) for b in range(256)]
 EDGE = -1                   # the id before and after each word
-NO_RANK = 2 ** 32 - 1       # the rank of a pair that is never merged
+NO_ID = 2 ** 31 - 1         # stands for the token of a pair that is never merged
 
 # How text is split into words, which no token crosses. Before you add a pattern, read the comment above cut_table.
 PATTERNS = {
@@ -188,10 +188,14 @@ class BPETokenizer(BaseTokenizer):
         self.pattern_name = pattern
         self.pattern = regex.compile(PATTERNS[pattern])
         self.set_vocab(vocab, special_tokens)
-        self.merges = [tuple(pair) for pair in merges]
+        self.merges = merges
         self.byte_ids = [self.id_of[byte] for byte in BYTES]
-        self.merged_ids = [self.id_of[a + b] for a, b in self.merges]         # by rank
-        self.ranks = {(self.id_of[a], self.id_of[b]): rank for rank, (a, b) in enumerate(self.merges)}
+        self.merged = {(self.id_of[a], self.id_of[b]): self.id_of[a + b] for a, b in merges}
+        last = EDGE
+        for pair, id in self.merged.items():
+            if id <= max(*pair, last):
+                raise ValueError('the ids of tokens must be in the order of their merges')
+            last = id
 
     def encode_ordinary(self, text):
         """Returns the ids of a text as a list. Special tokens in it are treated as text."""
@@ -199,24 +203,25 @@ class BPETokenizer(BaseTokenizer):
 
     def word_ids(self, word):
         """
-        Returns the ids of one word: joins the leftmost pair of lowest rank, again and again, until none has a rank. To
-        change this (BPE dropout, say), override it in a subclass of this class, not of Tokenizer.
+        Returns the ids of one word: makes the token with the lowest id (of the earliest merge), leftmost first, until
+        no pair can be merged. To change this (BPE dropout, say), override it in a subclass of this class, not of
+        Tokenizer.
         """
-        rank_of = self.ranks.get
+        merged = self.merged.get
         ids = [EDGE, *[self.byte_ids[b] for b in word.encode()], EDGE]
-        ranks = [rank_of(pair, NO_RANK) for pair in zip(ids, ids[1:])]
-        while (lowest := min(ranks)) < NO_RANK:
-            i = ranks.index(lowest)
-            ids[i:i + 2] = [self.merged_ids[lowest]]
-            left, new, right = ids[i - 1:i + 2]
-            ranks[i - 1:i + 2] = rank_of((left, new), NO_RANK), rank_of((new, right), NO_RANK)
+        made = [merged(pair, NO_ID) for pair in zip(ids, ids[1:])]          # what each pair would become
+        while (new := min(made)) < NO_ID:
+            i = made.index(new)
+            ids[i:i + 2] = [new]
+            left, _, right = ids[i - 1:i + 2]
+            made[i - 1:i + 2] = merged((left, new), NO_ID), merged((new, right), NO_ID)
         return ids[1:-1]
 
     def as_json(self):
         """Returns the parts of tokenizer.json that depend on the tokenizer: pre_tokenizer, model, decoder."""
         names = {id: printable(token) for id, token in sorted(self.vocab.items())}
         names |= {id: token for token, id in self.special_ids.items()}
-        merges = [f'{names[a]} {names[b]}' for a, b in self.ranks]          # a space is printed as Ġ
+        merges = [f'{names[a]} {names[b]}' for a, b in self.merged]          # a space is printed as Ġ
         model = dict(type='BPE', vocab={name: id for id, name in names.items()}, merges=merges)
         return cut_like(self.pattern_name), model, byte_level(self.pattern_name == 'gpt2')
 
@@ -824,9 +829,9 @@ class Tokenizer(BPETokenizer):
         self.words = WordIds(self.word_ids)
         self.tables = []        # of Pieces and a Ragged of their ids
         self.byte_array = np.array(self.byte_ids[:0xff] + [EDGE], np.int32)
-        self.merged_array = np.array(self.merged_ids, np.int32)
-        self.pairs = Index()        # of ids; the number of each is its rank + 1
-        self.pairs.add(np.array([*self.ranks], np.uint64).reshape(-1, 2))
+        self.pairs = Index()        # of ids that are merged, and what each becomes by its number
+        self.pairs.add(np.array([*self.merged], np.uint64).reshape(-1, 2))
+        self.merged_array = np.array([NO_ID, *self.merged.values()], np.int32)
 
     def __init_subclass__(cls):
         raise TypeError('make a subclass of BPETokenizer instead, because this class does not call word_ids every time')
@@ -867,40 +872,39 @@ class Tokenizer(BPETokenizer):
             self.tables.append((pieces, table))
         return ids
 
-    def ranks_of(self, a, b):
-        """Returns the rank of each pair of ids, or NO_RANK."""
-        number = self.pairs.find(np.stack([a, b], 1).astype(np.uint64))
-        return number.view(np.uint32) - 1        # 0 (missing) becomes NO_RANK
+    def merge_pairs(self, a, b):
+        """Returns the id of the token that each pair of ids becomes, or NO_ID."""
+        return self.merged_array.take(self.pairs.find(np.stack([a, b], 1).astype(np.uint64)))
 
     def ids_of_pieces(self, pieces):
         """
-        Returns the ids of pieces from split_pieces end to end, and the number of ids of each. A round merges the pair
-        of lowest rank in each word, wherever it occurs. `at` has the places that are left, and `rank` the rank of the
-        pair that begins at each.
+        Returns the ids of pieces from split_pieces end to end, and the number of ids of each. A round makes the
+        token of lowest id in each word, wherever it can. `at` has the places that are left, and `made` what the pair
+        that begins at each would become.
         """
         raw = np.frombuffer(b'\xff'.join([*pieces, b'']), np.uint8)
         ids = self.byte_array[raw]
         edge = ids == EDGE          # one after each word
-        rank = self.ranks_of(ids, np.roll(ids, -1))         # NO_RANK next to an EDGE
+        made = self.merge_pairs(ids, np.roll(ids, -1))          # NO_ID next to an EDGE
         word_of = np.cumsum(edge) - edge
         at = np.arange(len(raw))
         while True:
             word = word_of[at]
-            lowest = np.full(word_of[-1] + 1, NO_RANK, np.uint32)
-            np.minimum.at(lowest, word, rank)
+            lowest = np.full(word_of[-1] + 1, NO_ID, np.int32)
+            np.minimum.at(lowest, word, made)
             lowest = lowest[word]
-            going = lowest < NO_RANK            # the other words are done
-            first = every_other(np.flatnonzero(going & (rank == lowest)), 1)
+            going = lowest < NO_ID              # the other words are done
+            first = every_other(np.flatnonzero(going & (made == lowest)), 1)
             if not len(first):
                 break
-            ids[at[first]] = self.merged_array[rank[first]]
+            ids[at[first]] = made[first]
             ids[at[first + 1]] = EDGE
             going[first + 1] = False
             left = np.flatnonzero(going)
-            at, rank = at[left], rank[left]
+            at, made = at[left], made[left]
             first = np.cumsum(going)[first] - 1         # the new ids among the places that are left
             near = np.append(first - 1, first)          # the pairs that end or begin with them
-            rank[near] = self.ranks_of(ids[at[near]], ids[at[near + 1]])
+            made[near] = self.merge_pairs(ids[at[near]], ids[at[near + 1]])
 
         kept = ids != EDGE
         piece_of = np.repeat(np.arange(len(pieces)), [len(piece) + 1 for piece in pieces])
@@ -997,11 +1001,6 @@ def read_ours(data):
             [pattern] = [name for name in PATTERNS if cut_like(name) == pre_tokenizer]
             tokens = {token: token.encode() if token in special else from_printable(token) for token in vocab}
             merges = [(tokens[a], tokens[b]) for a, b in pairs]
-            made = {*BYTES}
-            for a, b in merges:
-                if not {a, b} <= made:          # Tokenizer needs the order of training
-                    return None
-                made.add(a + b)
             kind = WordTokenizer if model.get('ignore_merges') else Tokenizer
             tok = kind({id: tokens[token] for token, id in vocab.items()}, merges, special, pattern)
     except (LookupError, TypeError, ValueError):        # it has what ours never have
