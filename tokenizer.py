@@ -183,6 +183,8 @@ class BaseTokenizer:
 
 class BPETokenizer(BaseTokenizer):
     """Byte-level BPE: every text can be encoded, and decode(encode(text)) == text."""
+    more_json = {}      # of the model in tokenizer.json
+
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
         """Takes what train_bpe returns, and a key of PATTERNS. Special tokens that vocab lacks get the next ids."""
         self.pattern_name = pattern
@@ -222,18 +224,17 @@ class BPETokenizer(BaseTokenizer):
         names = {id: printable(token) for id, token in sorted(self.vocab.items())}
         names |= {id: token for token, id in self.special_ids.items()}
         merges = [f'{names[a]} {names[b]}' for a, b in self.merged]          # a space is printed as Ġ
-        model = dict(type='BPE', vocab={name: id for id, name in names.items()}, merges=merges)
+        model = dict(type='BPE', vocab={name: id for id, name in names.items()}, merges=merges,
+                     **self.more_json)
         return cut_like(self.pattern_name), model, byte_level(self.pattern_name == 'gpt2')
 
 class WordTokenizer(BPETokenizer):
     """Has no merges, but a token for each byte and for some whole words. Bytes spell the other words."""
+    more_json = dict(ignore_merges=True)
+
     def word_ids(self, word):
         id = self.id_of.get(word.encode())
         return super().word_ids(word) if id is None else [id]
-
-    def as_json(self):
-        pre_tokenizer, model, decoder = super().as_json()
-        return pre_tokenizer, dict(model, ignore_merges=True), decoder
 
 class CharTokenizer(BaseTokenizer):
     """Has a token for each of the given characters."""
