@@ -989,7 +989,6 @@ def read_ours(data):
         # Write as we do what others write in another way, or leave out.
         special = {token['content']: token['id'] for token in data['added_tokens']}
         vocab = model['vocab'] = special | model['vocab']
-        pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model.get('merges', [])]
         model.setdefault('type', 'BPE')
         if pre_tokenizer['type'] == 'ByteLevel':
             pre_tokenizer.setdefault('use_regex', True)         # GPT-2's file leaves it out
@@ -1000,10 +999,11 @@ def read_ours(data):
             tok = CharTokenizer(sorted(vocab, key=vocab.get), special)
         else:
             [pattern] = [name for name in PATTERNS if cut_like(name) == pre_tokenizer]
-            tokens = {token: token.encode() if token in special else from_printable(token) for token in vocab}
-            merges = [(tokens[a], tokens[b]) for a, b in pairs]
+            tokens = {id: token.encode() if token in special else from_printable(token) for token, id in vocab.items()}
+            pairs = [merge.split(' ') if isinstance(merge, str) else merge for merge in model['merges']]
+            merges = [tuple(map(from_printable, pair)) for pair in pairs]
             kind = WordTokenizer if model.get('ignore_merges') else Tokenizer
-            tok = kind({id: tokens[token] for token, id in vocab.items()}, merges, special, pattern)
+            tok = kind(tokens, merges, special, pattern)
     except (LookupError, TypeError, ValueError):        # it has what ours never have
         return None
     return tok if essence(tok.to_json()) == essence(data) else None
