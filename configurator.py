@@ -26,8 +26,7 @@ import runpy
 import shlex
 import shutil
 import sys
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import UserDict, defaultdict
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -41,17 +40,18 @@ class UserError(Exception):
 
 KINDS = {bool: 'True or False', int: 'a whole number', float: 'a number', str: 'text'}
 
-class Options(Mapping):
+class Options(UserDict):
     """
-    Options by name. Each value stays where its option is listed, such as in the globals of a script. defaults: their
-    values before any was set. source: {option: the argument that set it}. comments: {option: its comment}.
+    Options by name. Each value stays where its option is listed, such as in the globals of a script. data: {option:
+    those that list it}. defaults: their values before any was set. source: {option: the argument that set it}.
+    comments: {option: its comment}.
     """
     def __init__(self, *homes, comments={}):
         """
         homes: dicts or other Options. If several list an option, as prepare.py and train.py do `dataset`, all are set,
         and the default of the last counts.
         """
-        self.homes = {}         # {option: those that list it}
+        self.data = {}
         self.defaults = {}
         self.source = {}
         self.comments = defaultdict(str)
@@ -62,22 +62,16 @@ class Options(Mapping):
                 self.comments.update(home.comments)
             for name, value in values.items():
                 if name.islower() and not name.startswith('_') and type(value) in KINDS:
-                    self.homes.setdefault(name, []).append(home)
+                    self.data.setdefault(name, []).append(home)
                     self.defaults[name] = value
         self.comments.update(comments)
 
     def __getitem__(self, name):
-        return self.homes[name][-1][name]
+        return self.data[name][-1][name]
 
     def __setitem__(self, name, value):
-        for home in self.homes[name]:
+        for home in self.data[name]:
             home[name] = value
-
-    def __iter__(self):
-        return iter(self.homes)
-
-    def __len__(self):
-        return len(self.homes)
 
     def begin(self, arguments):
         """Sets options from arguments, and all others to their defaults. Raises UserError."""
