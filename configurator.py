@@ -138,24 +138,22 @@ def check_value(value, name, options, where):
         raise UserError(f'unknown option {name} ({where}); {FOREIGN.get(name, hint)}')
     default = options.defaults[name]
     kind = type(default)
-    allowed = options.comments[name].partition(')')[0]
+    allowed = re.match(r'(\((.+?)\))?', options.comments[name])[2] or ''           # in the parentheses at its beginning
     if kind is float and type(value) is int:
         with suppress(OverflowError):
             value = float(value)
-    if type(value) is str and allowed == '(path':
+    if type(value) is str and allowed == 'path':
         before, colon, path = value.rpartition(':')         # auto:~/x
         value = before + colon + os.path.expanduser(path)           # a shell leaves the ~ of --x=~/y as it is
     switch = default == 'auto' and type(value) is bool
     if not switch and type(value) is not kind:
         raise UserError(f'{where}: bad value; {name} takes {KINDS[kind]}, such as --{name}={default}')
-    right = True
-    if allowed.startswith(('(<', '(>')):
-        limits = [limit.split() for limit in allowed[1:].split(', ')]
-        right = all(COMPARISONS[sign](value, float(bound)) for sign, bound in limits)
-    elif allowed.startswith('(') and ' or ' in allowed:
-        right = str(value) in re.split(', | or ', allowed[1:])
+    limits = re.findall('([<>]=?) ([^,]+)', allowed)
+    right = all(COMPARISONS[sign](value, float(bound)) for sign, bound in limits)
+    if ' or ' in allowed:
+        right = str(value) in re.split(', | or ', allowed)
     if not right:
-        raise UserError(f'{name} = {value!r:.60} must be {allowed[1:]}; change --{name}')
+        raise UserError(f'{name} = {value!r:.60} must be {allowed}; change --{name}')
     return value
 
 def run_file(path, options):
