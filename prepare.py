@@ -100,7 +100,8 @@ def find_splits(dataset):
     if dataset in DATASETS and os.path.exists(dataset):
         print(f'{dataset} is the data set; for the file or folder with this name, use --dataset=./{dataset}')
     if dataset == 'python':
-        splits.update(standard_library())
+        for split, file in standard_library():
+            splits[split].append(file)
     elif dataset in DATASETS:
         for split in splits:
             splits[split] = [DOWNLOADS / name for name in DATASETS[dataset].get(split, [])]
@@ -115,15 +116,12 @@ NOT_EVERYWHERE = {'test', 'tests', 'distutils', 'lib2to3', 'idlelib', 'ensurepip
                   'pydoc_data'}
 
 def standard_library():
-    """Returns the modules of Python's standard library by split. They are much the same in all its versions."""
+    """Yields the split and file of modules of Python's standard library, much the same in all its versions."""
     root = Path(os.__file__).parent
-    splits = dict(train=[], val=[])
     for file in sorted(root.rglob('*.py'), key=Path.as_posix):
         name = file.relative_to(root)
         if Path(name.parts[0]).stem in sys.stdlib_module_names and NOT_EVERYWHERE.isdisjoint(name.parts):
-            late = name.as_posix() >= DATASETS['python']['val_from']
-            splits['val' if late else 'train'].append(file)
-    return splits
+            yield 'val' if name.as_posix() >= DATASETS['python']['val_from'] else 'train', file
 
 SKIPPED = re.compile(r'(^|/)([.]|README|LICENSE)')       # hidden files, and files about the data
 A_PATTERN = 'a pattern, such as --dataset="folder/**/*.txt"'
