@@ -439,8 +439,8 @@ def short_hash(text):
 
 def without(files, others):
     """Returns the files that are not among others, also not by another name (a link)."""
-    inodes = {(status.st_dev, status.st_ino) for status in map(os.stat, others)}
-    return [file for file in files if (os.stat(file).st_dev, os.stat(file).st_ino) not in inodes]
+    same = {os.stat(file)[1:3] for file in others}           # st_ino and st_dev
+    return [file for file in files if os.stat(file)[1:3] not in same]
 
 def make_folder(folder, dataset, tokenizer, settings):
     """Makes a data folder and prints a summary. Raises UserError."""
