@@ -378,7 +378,7 @@ def make_tokenizer(kind, vocab_size, batches):
         return CharTokenizer(sorted({*chain.from_iterable(texts)}))
 
     train = (raw for split, raw in batches if split == 'train')
-    counts = count_words(train, pattern, workers=workers)
+    counts = count_words(train, pattern, workers)
     if kind == 'word':
         longer = sorted((-n, word) for word, n in counts.items() if len(word) > 1)       # the most frequent first
         tokens = BYTES + [word for _, word in longer[:vocab_size - 257]]

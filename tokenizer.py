@@ -578,23 +578,22 @@ class WordCounter:
     because 1 is the separator). It returns the process, the pieces that are new to it, and the counts of all pieces so
     far: for 'a b b', (41, [b'a', b' b'], [0, 0, 1, 2]), and then for ' b c', (41, [b' c'], [0, 0, 1, 3, 1]).
     """
-    def __init__(self, pattern, special_tokens=()):
+    def __init__(self, pattern):
         self.pieces = Pieces(pattern)
-        self.special = special_pattern(special_tokens, bytes)
         self.counts = np.zeros(2, int)
 
     def __call__(self, raw):
         known = len(self.counts)
-        numbers = self.pieces.read(self.special.sub(b'\xff', raw))
+        numbers = self.pieces.read(raw)
         counts = np.bincount(numbers, minlength=len(self.pieces.all))
         counts[:known] += self.counts
         self.counts = counts
         return os.getpid(), self.pieces.all[known:], counts
 
-def count_words(texts, pattern, special_tokens=(), workers=None):
-    """Counts words in an iterable of UTF-8 bytes. Returns {word as bytes: count}."""
+def count_words(texts, pattern, workers=None):
+    """Counts words in an iterable of UTF-8 bytes. No word crosses a 0xff. Returns {word as bytes: count}."""
     pieces, counts = defaultdict(list), {}          # of each process
-    for process, new, so_far in parallel_map(WordCounter(pattern, special_tokens), texts, workers):
+    for process, new, so_far in parallel_map(WordCounter(pattern), texts, workers):
         pieces[process] += new
         counts[process] = so_far[2:]
     total = defaultdict(int)
@@ -612,8 +611,10 @@ def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers
     """
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
+    special = special_pattern(special_tokens, bytes)
     with open(input_path, 'rb') as file:
-        counts = count_words(read_blocks(file, input_path, special_tokens), pattern, special_tokens, workers)
+        texts = (special.sub(b'\xff', block) for block in read_blocks(file, input_path, special_tokens))
+        counts = count_words(texts, pattern, workers)
     return merge_words(counts, vocab_size, special_tokens)
 
 def check_vocab_size(vocab_size, special_tokens):
