@@ -362,7 +362,7 @@ def split_by_position(parts, left):
 def make_tokenizer(kind, vocab_size, batches):
     """Returns a tokenizer of this kind, trained on batches if it needs text, or the one in a tokenizer.json."""
     if kind == 'byte':
-        return Tokenizer(dict(enumerate(BYTES)), [], [END_OF_TEXT])
+        return Tokenizer(enumerate(BYTES), [], [END_OF_TEXT])
     if kind == 'gpt2':          # its released file, downloaded once
         kind = DOWNLOADS / 'tokenizer.json'
         fetch([kind], dict(repo='openai-community/gpt2', repo_type='model'))
@@ -382,7 +382,7 @@ def make_tokenizer(kind, vocab_size, batches):
     if kind == 'word':
         longer = sorted((-n, word) for word, n in counts.items() if len(word) > 1)       # the most frequent first
         tokens = BYTES + [word for _, word in longer[:vocab_size - 257]]
-        return WordTokenizer(dict(enumerate(tokens)), [], [END_OF_TEXT], pattern)
+        return WordTokenizer(enumerate(tokens), [], [END_OF_TEXT], pattern)
     return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
 
 # -----------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class BaseTokenizer:
     opening = []        # ids before every prompt, such as Llama's <s>
 
     def set_vocab(self, vocab, special_tokens):
-        """Sets the vocabulary, {id: bytes}, and adds the special tokens that it lacks."""
+        """Sets the vocabulary, {id: bytes} or its items, and adds the special tokens that it lacks."""
         self.vocab = dict(vocab)
         self.id_of = {token: id for id, token in self.vocab.items()}
         self.special_ids = {}
@@ -863,9 +863,8 @@ class Tokenizer(BPETokenizer):
             table = Ragged(np.array([separator], self.dtype), [0, 1])       # of the pieces b'' and 0xff
 
         numbers = pieces.read(raw)
-        while len(table.size) < len(pieces.all):
-            new = pieces.all[len(table.size):len(table.size) + BATCH]
-            flat, size = self.ids_of_pieces([*split_pieces(new, self.pattern_name)])
+        for i in range(len(table.size), len(pieces.all), BATCH):
+            flat, size = self.ids_of_pieces([*split_pieces(pieces.all[i:i + BATCH], self.pattern_name)])
             table = Ragged(np.append(table.flat, flat), np.append(table.size, size))
 
         ids = table.join(numbers)
