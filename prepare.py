@@ -38,8 +38,7 @@ from tqdm import tqdm
 from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder, read_json, visible,
                           write)
 from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size,
-                       count_words, encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks,
-                       special_pattern)
+                       count_words, encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks)
 
 # -----------------------------------------------------------------------------
 dataset = 'python'          # (path) a name in DATASETS, a path, a pattern such as "code/**", or a prepared folder
@@ -235,10 +234,9 @@ def opened(path):
 def cut_text(path, separator):
     """Yields the parts of a text file, split at its separators. Raises UserError."""
     forms = {separator, separator.replace('\n', '\r\n')} - {''}
-    pattern = special_pattern(forms, bytes)
     with opened(path) as file:
         for block in read_blocks(file, path, forms):
-            *documents, rest = pattern.split(block)[::2]
+            *documents, rest = block.split(b'\xff')
             for text in documents:
                 yield text + b'\xff'
             yield rest

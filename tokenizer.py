@@ -290,7 +290,11 @@ def find_cut(raw, limit, special):
     return limit - len(text[match.start():].encode(errors='surrogateescape')) if match else cut
 
 def read_blocks(file, path, special_tokens):
-    """Yields the content of a binary file in blocks. Raises UserError if it is not text in UTF-8."""
+    """
+    Yields the content of a binary file in blocks, with a 0xff, never in UTF-8, for each special token. Raises UserError
+    if it is not text in UTF-8.
+    """
+    special = special_pattern(special_tokens, bytes)
     offset = 0
     for block in blocks(read_chunks(file, path), BLOCK, special_tokens):
         try:
@@ -299,7 +303,7 @@ def read_blocks(file, path, special_tokens):
             raise UserError(f'{path} is not text in UTF-8 (see byte {offset + e.start:,}); convert it, for example '
                             f'with iconv -f cp1252 -t utf-8 {shlex.quote(str(path))} > new.txt')
         offset += len(block)
-        yield block
+        yield special.sub(b'\xff', block)
 
 def read_chunks(file, path):
     """Yields the content of a binary file as it is read. Raises UserError for a zero byte, because text has none."""
@@ -611,10 +615,8 @@ def train_bpe(input_path, vocab_size, special_tokens=(), pattern='gpt2', workers
     """
     special_tokens = [*dict.fromkeys(special_tokens or ())]
     check_vocab_size(vocab_size, special_tokens)
-    special = special_pattern(special_tokens, bytes)
     with open(input_path, 'rb') as file:
-        texts = (special.sub(b'\xff', block) for block in read_blocks(file, input_path, special_tokens))
-        counts = count_words(texts, pattern, workers)
+        counts = count_words(read_blocks(file, input_path, special_tokens), pattern, workers)
     return merge_words(counts, vocab_size, special_tokens)
 
 def check_vocab_size(vocab_size, special_tokens):
