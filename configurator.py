@@ -75,8 +75,7 @@ class Options(UserDict):
 
     def begin(self, arguments):
         """Sets options from arguments, and all others to their defaults. Raises UserError."""
-        for name, value in self.defaults.items():
-            self[name] = value
+        self.update(self.defaults)
         self.source.clear()
         self.read(arguments)
 
@@ -84,9 +83,8 @@ class Options(UserDict):
         """Sets options from arguments, left to right. Raises UserError."""
         for argument in arguments:
             found = read_pair(argument, self) if argument.startswith('--') else run_file(argument, self)
-            for name, value in found.items():
-                self[name] = value
-                self.source[name] = argument
+            self.update(found)
+            self.source |= dict.fromkeys(found, argument)
 
 def configure(script, *others, quiet=False):
     """
