@@ -264,8 +264,9 @@ SAFE_CUT = regex.compile(r'(?r)(?<=[\p{L}\p{N}])(?=[^\w\p{N}\p{Cs}])')
 
 def blocks(chunks, size, special_tokens=()):
     """
-    Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes, cut where no token can cross. A block is empty
-    if there is no such place, and a later one is longer.
+    Joins UTF-8 chunks, cut anywhere, into blocks of about `size` bytes, cut where no token can cross: at the last
+    SAFE_CUT in the last 1,000 bytes, or else after the last special token. A block is empty if there is no such place,
+    and a later one is longer.
     """
     special = special_pattern(special_tokens, bytes)
     longest = max([len(token.encode()) for token in special_tokens], default=1)
@@ -273,21 +274,15 @@ def blocks(chunks, size, special_tokens=()):
     for chunk in chunks:
         rest += chunk
         if len(rest) >= size:
-            cut = find_cut(rest, len(rest) - longest, special)
+            limit = len(rest) - longest         # a special token that begins after it may be incomplete
+            cut = max([match.end() for match in special.finditer(rest) if match.start() <= limit], default=0)
+            limit = max(cut, limit)
+            text = rest[max(cut, limit - 1000):limit].decode(errors='surrogateescape')
+            if match := SAFE_CUT.search(text):
+                cut = limit - len(text[match.start():].encode(errors='surrogateescape'))
             yield bytes(rest[:cut])
             del rest[:cut]
     yield bytes(rest)
-
-def find_cut(raw, limit, special):
-    """
-    Returns where bytes can be cut: at the last SAFE_CUT after all special tokens, if it is in the 1,000 bytes before
-    `limit`, else after the last of them, else 0. A special token that begins after `limit` may be incomplete.
-    """
-    cut = max([match.end() for match in special.finditer(raw) if match.start() <= limit], default=0)
-    limit = max(cut, limit)
-    text = raw[max(cut, limit - 1000):limit].decode(errors='surrogateescape')
-    match = SAFE_CUT.search(text)
-    return limit - len(text[match.start():].encode(errors='surrogateescape')) if match else cut
 
 def read_blocks(file, path, special_tokens):
     """
