@@ -783,8 +783,7 @@ class Merging:
         """
         left = self.ids[self.previous[at]]
         right = self.ids[self.next[self.next[at]]]
-        weight = np.tile(self.weight[at], 2)
-        _, _, pairs, count = group_pairs(np.append(left, new), np.append(new, right), weight)
+        _, _, pairs, count = group_pairs(np.append(left, new), np.append(new, right), np.tile(self.weight[at], 2))
         near = count >= batch[-1][0]
         old, stop = len(self.vocab) - len(batch), len(batch)
         for n, pair in zip(count[near].tolist(), pairs[near].tolist()):
@@ -956,8 +955,8 @@ def load_tokenizer(path):
     path = Path(path)
     if path.is_dir():
         path /= 'tokenizer.json'
-    if path.suffix != '.json' or not path.exists():
-        raise UserError(f'{path} is missing or is not a .json; put one there, made by prepare.py or by transformers')
+    if not path.exists():
+        raise UserError(f'{path} is missing; put one there, made by prepare.py or by transformers')
     try:
         tok = read_ours(read_json(path)) or ForeignTokenizer(path)
     except Exception as e:      # tokenizers raises plain Exceptions
@@ -1019,9 +1018,10 @@ class ForeignTokenizer(BaseTokenizer):
         self.theirs.no_padding()
         added = {token.content: id for id, token in self.theirs.get_added_tokens_decoder().items()}
         ids = self.theirs.get_vocab()
-        if max(ids.values()) >= 1 << 24:
-            raise ValueError(f'it has the id {max(ids.values()):,}')
-        vocab = dict.fromkeys(range(max(ids.values()) + 1), b'')
+        last = max(ids.values())
+        if last >= 1 << 24:
+            raise ValueError(f'it has the id {last:,}')
+        vocab = dict.fromkeys(range(last + 1), b'')
         for token, id in ids.items():
             if '▁' in ids:
                 vocab[id] = from_sentencepiece(token)
