@@ -302,7 +302,7 @@ def read_blocks(file, path, special_tokens):
 
 def read_chunks(file, path):
     """Yields the content of a binary file as it is read. Raises UserError for a zero byte, because text has none."""
-    for chunk in iter(lambda: file.read(BLOCK), b''):
+    while chunk := file.read(BLOCK):
         if b'\0' in chunk:
             raise UserError(f'{path} is not text in UTF-8, because it has a zero byte; leave it out, or if it is in '
                             f'UTF-16, convert it first')
