@@ -516,7 +516,7 @@ class Index:
 WINDOW = 1 << 17        # bytes worked on at once, so that they stay in the processor's cache
 
 # OR with row n keeps the first n of 16 bytes and makes the others 0xff.
-PADDING = np.array([[0] * size + [0xff] * (16 - size) for size in range(17)], np.uint8).view('<u8')
+PADDING = np.triu(np.full((17, 16), 0xff, np.uint8)).view('<u8')
 
 class Pieces:
     """
