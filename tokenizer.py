@@ -641,11 +641,10 @@ LOW = (1 << 32) - 1     # a pair of ids is one integer: a << 32 | b
 
 def group_pairs(a, b, weight):
     """Returns an order that groups equal pairs of ids without an EDGE, and each group's begin, pair and weight."""
-    inside = np.flatnonzero((a != EDGE) & (b != EDGE))
-    pairs = a[inside].astype(int) << 32 | b[inside]
-    order = np.argsort(pairs)
+    pairs = a.astype(int) << 32 | b
+    inside = np.flatnonzero(pairs >= 0)         # EDGE is -1, so it makes a pair negative
+    order = inside[np.argsort(pairs[inside])]
     pairs, begin = np.unique(pairs[order], return_index=True)
-    order = inside[order]
     return order, begin, pairs, np.add.reduceat(weight[order], begin)
 
 class Merging:
