@@ -320,12 +320,10 @@ def partial_path(path):
     remove(unfinished)          # left by a process that was killed, or a link to elsewhere
     return unfinished
 
-def write(path, content):
-    """Replaces a file's text or bytes atomically, so that readers see either the old content or the new one."""
+def write(path, text):
+    """Replaces a file's text atomically, so that readers see either the old text or the new one."""
     unfinished = partial_path(path)
-    if isinstance(content, str):
-        content = content.encode(errors='backslashreplace')         # a path may not be UTF-8
-    unfinished.write_bytes(content)
+    unfinished.write_bytes(text.encode(errors='backslashreplace'))          # a path may not be UTF-8
     unfinished.replace(path)
 
 def sync(path):

@@ -399,7 +399,7 @@ def test_a_link_in_the_way_is_replaced():
     write('mine/text', 'mine')
     for name in 'file', '.file.partial', 'curves', '.curves.partial', 'folder', '.folder.partial':
         Path(name).symlink_to('mine')
-    configurator.write(Path('file'), b'new')
+    configurator.write(Path('file'), 'new')
     train.save_figure(Mock(savefig=lambda path, **options: path.write_bytes(b'new')), Path('curves'))
     with configurator.new_folder(Path('folder')) as new:
         write(new / 'text', 'new')
