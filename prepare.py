@@ -102,9 +102,9 @@ def find_splits(dataset):
         for split, file in standard_library():
             splits[split].append(file)
     elif dataset in DATASETS:
+        known = DATASETS[dataset]
         for split in splits:
-            splits[split] = [DOWNLOADS / name for name in DATASETS[dataset].get(split, [])]
-            fetch(splits[split], DATASETS[dataset])
+            splits[split] = [fetch(name, known) for name in known.get(split, [])]
     else:
         for name, file in find_files(dataset).items():
             splits[split_of(name)].append(file)
@@ -177,22 +177,25 @@ def split_of(name):
     words = [word for word in re.split(r'[\W\d_]+', name.lower()) if word in SPLITS]
     return SPLITS[words[-1]] if words else 'train'
 
-def fetch(files, known):
-    """Downloads missing files. known: their repo (and repo_type), or one file's url and sha256. Raises UserError."""
-    for path in files:
-        if path.exists():
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            if 'repo' in known:
-                from huggingface_hub import hf_hub_download
-                hf_hub_download(known['repo'], path.relative_to(DOWNLOADS).as_posix(),
-                                repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
-            else:
-                from torch.hub import download_url_to_file
-                download_url_to_file(known['url'], path, known['sha256'])
-        except Exception as e:      # Download errors have many types
-            raise UserError(f'cannot download a file ({e}); put the file at {path} by hand, or use --dataset=python')
+def fetch(name, known):
+    """
+    Returns the path of a file, which is downloaded if it is missing. known: its repo (and repo_type), or its url and
+    sha256. Raises UserError.
+    """
+    path = DOWNLOADS / name
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if 'repo' in known:
+            from huggingface_hub import hf_hub_download
+            hf_hub_download(known['repo'], name, repo_type=known.get('repo_type', 'dataset'), local_dir=DOWNLOADS)
+        else:
+            from torch.hub import download_url_to_file
+            download_url_to_file(known['url'], path, known['sha256'])
+    except Exception as e:      # Download errors have many types
+        raise UserError(f'cannot download a file ({e}); put the file at {path} by hand, or use --dataset=python')
+    return path
 
 # -----------------------------------------------------------------------------
 # Documents, as UTF-8 in parts of about BLOCK bytes. A byte 0xff, which UTF-8 never contains, ends each document.
@@ -362,8 +365,7 @@ def make_tokenizer(kind, vocab_size, batches):
     if kind == 'byte':
         return Tokenizer(enumerate(BYTES), [], [END_OF_TEXT])
     if kind == 'gpt2':          # its released file, downloaded once
-        kind = DOWNLOADS / 'tokenizer.json'
-        fetch([kind], dict(repo='openai-community/gpt2', repo_type='model'))
+        kind = fetch('tokenizer.json', dict(repo='openai-community/gpt2', repo_type='model'))
     if kind not in TOKENIZERS:
         tok = load_tokenizer(kind)
         if tok.eot is None:

@@ -1306,7 +1306,7 @@ def test_folders_that_cannot_be_read_are_refused(monkeypatch):
 
 def test_a_data_set_precedes_a_folder(printed, monkeypatch):
     write('names/a.txt', 'a')
-    monkeypatch.setattr('prepare.fetch', lambda files, known: None)
+    monkeypatch.setattr('prepare.fetch', lambda name, known: None)
     prepare.find_splits('names')
     assert 'for the file or folder with this name, use --dataset=./names\n' in printed()
 
