@@ -7,6 +7,7 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     torchrun --nproc_per_node=4 bench.py           # a step of four processes (not on Windows)
     python bench.py --what=sample --samples=4      # tokens/s of generation, and its share of the memory bandwidth
     python bench.py --what=check                   # checks a training step here against float32 on the CPU
+    python bench.py --what=plan --dataset=my_text.txt --max_minutes=30         # the best size for a text and a time
     python bench.py --what=resources config/train_gpt2.py        # parameters, FLOPs, memory and days of a run
     python bench.py --what=formats                 # range and precision of fp32, fp16, bf16 and fp8
     python bench.py --what=toy                     # optimizers except Muon on a toy problem, rates too low to too high
@@ -31,6 +32,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median, stdev
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,13 +42,13 @@ from torch.utils.module_tracker import ModuleTracker
 import prepare
 import sample
 import train
-from configurator import Options, UserError, as_file, configure, launch
+from configurator import Options, UserError, as_file, command, configure, launch
 from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choose_dtype, device_name, peak_flops,
                    set_up)
 from tokenizer import PATTERNS, Tokenizer
 
 # -----------------------------------------------------------------------------
-what = 'train'          # (train, sample, check, resources, formats, toy, tokenizer, curves, compare or scaling)
+what = 'train'          # (train, sample, check, plan, resources, formats, toy, tokenizer, curves, compare or scaling)
                         # what to do: train times a training step, scaling fits a law to what compare runs
 steps = 20              # (>= 1, < 1e9) optimizer steps to measure
 warmup_steps = 5        # (>= 0, < 1e9) unmeasured steps before them
@@ -58,7 +60,6 @@ num_gpus = 1            # (>= 1, < 1e9) resources: number of GPUs
 peak_tflops = 989.5     # (> 0, < 1e9) resources: dense peak of a GPU (an H100 in bf16, without sparsity)
 mfu = 0.4               # (> 0, <= 1) resources: the share of the peak that training reaches
 tokens = 0.0            # (>= 0, < 1e30) resources: tokens to train on, such as 15e12 (0: those of the run)
-flop_budget = 0.0       # (>= 0, < 1e40) resources: FLOPs to spend on a model of the best size (0: those of the run)
 runs = ''               # curves: run folders, separated by commas
 variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by semicolons
 seeds = 3               # (>= 1, < 1e6) compare: runs per variant, with --seed and the seeds after it
@@ -288,7 +289,7 @@ def memory(c, B, device, dtype):
     return found
 
 def bench_resources():
-    """Prints what the configured model costs, by part, and the batch size, time and best size that follow."""
+    """Prints what the configured model costs, by part, and the batch size and time that follow."""
     device, dtype, _ = machine()
     c = model_config()
     B = train.micro_batch_sizes(c.block_size, device)[0]
@@ -303,13 +304,6 @@ def bench_resources():
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
     print(f'time          | {days:,.4g} days for {D:,.0f} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
           f'TFLOP/s at {mfu:.0%}')
-    budget = flop_budget or spent
-    N = (budget / 120) ** 0.5                               # 6 N D FLOPs, where D = 20 N (arXiv:2203.15556)
-    print(f'Chinchilla    | {budget:.3g} FLOPs are best spent on {rounded(N)} parameters and {rounded(20 * N)} tokens')
-
-def rounded(x):
-    """rounded(123456789) -> '123,000,000'"""
-    return f'{float(f"{x:.3g}"):,.0f}'
 
 def tokens_of(options):
     return options['max_iters'] * options['batch_size'] * options['block_size']
@@ -320,6 +314,87 @@ def print_parts(title, counts):
     for part, count in counts.items():
         print_row(part, f'{count:19,}', f'{count / counts.total():.1%}')
     print_row('total', f'{counts.total():19,}')
+
+# -----------------------------------------------------------------------------
+# A plan: which size, batch and length of a run suit a text, a machine and a time. A larger model learns more from each
+# token, but sees fewer of them in the same time. The runs behind the numbers here are in config/lab_plan.py.
+
+WIDTHS = 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
+ADVICE = dict(time='more time would help, with a larger model',
+              text='more text would help; more passes over this one would end higher',
+              memory='a larger model does not fit')
+
+class Size(NamedTuple):
+    """A model, and the run that suits it."""
+    loss: float             # expected, in nats per token of the text in config/lab_plan.py
+    limit: str              # what ends the run, time or text
+    tokens: int             # of the run
+    arguments: list         # of train.py
+    cells: list             # of the table
+
+def choose_size(width, text, seconds, device, dtype):
+    """Returns the Size of a width, for a run of so many seconds or as many passes over the text (Shards) as pay."""
+    for doublings in range(20):
+        shape = [f'--n_layer={width // 64 + 1}', f'--n_head={width // (32 if width < 512 else 64)}',
+                 f'--n_embd={width}', f'--batch_size={2 ** doublings}']
+        config.read(shape)
+        c = train.model_config(vocab_size=text.vocab_size)
+        step = make_step(c, device, dtype, False)
+        first = laps(step, device, 2)[-1]
+        step_seconds = median(laps(step, device, 3 + int(0.3 / first)))
+
+        model = build(c, 'meta')
+        N, batch = model.matmul_weights(), train.batch_size * c.block_size
+        passes = min(14 * (len(text) / N) ** (1 / 3), 12)       # with dropout. A large model soon knows a text by heart
+        longest = dict(time=seconds / step_seconds, text=passes * len(text) / batch)
+        limit = min(longest, key=longest.get)
+        steps = math.ceil(longest[limit])
+        if steps <= 2 * batch:          # A batch has about as many tokens as the run has steps
+            break
+    D = steps * batch
+    max_iters = math.ceil(min(2 * longest['time'], longest['text']))        # Compiled steps take less time
+    arguments = [*shape, f'--max_iters={max_iters}', f'--eval_interval={math.ceil(steps / max(seconds / 600, 4))}',
+                 f'--dropout={0.2 * (D > 2 * len(text))}']
+    cells = [f'{c.n_layer} x {width}', f'{model.num_params():,}', f'{train.batch_size:,}', f'{1e3 * step_seconds:.1f}',
+             f'{steps:,}', f'{D / len(text):.1f}']
+    return Size((7.8e11 / N ** 0.91 + 1.2e13 / D) ** 0.0915, limit, D, arguments, cells)
+
+def bench_plan():
+    """Prints what models of growing width would reach in --max_minutes, and the command that trains the best."""
+    if not train.max_minutes:
+        raise UserError('a plan needs a time; add --max_minutes=30')
+    fixed = 'vocab_size' in config.source or train.tokenizer != 'bpe' or prepare.is_prepared(train.dataset)
+    _, _, text, _ = train.open_data(None)
+    while not fixed and train.vocab_size > 512 and len(text) < 200 * train.vocab_size:      # Tokens would be too rare
+        config.read([f'--vocab_size={train.vocab_size // 2}'])
+        _, _, text, _ = train.open_data(None)
+    given = [argument for name, argument in config.source.items() if name in train.config]
+    device, dtype, _ = machine()
+    choose = partial(choose_size, text=text, device=device, dtype=dtype)
+
+    # How hard is this text? The smallest model finds out in a quarter of a minute.
+    config.read(['--out_dir=out/plan', '--sample_tokens=0'])
+    size = choose(WIDTHS[0], seconds=15)
+    proxy = Variant('proxy', ' '.join([*size.arguments, '--max_minutes=0.25']))
+    proxy.run(train.seed)
+    bits = mean(proxy.values('full_val_bpb')) / size.loss
+
+    print_row('layers x width', 'parameters', 'batch', 'ms', 'steps', 'passes', 'bits/byte')
+    sizes, limit = [], 'memory'
+    for width in WIDTHS:
+        try:
+            sizes.append(choose(width, seconds=60 * train.max_minutes))
+        except torch.OutOfMemoryError:
+            break
+        print_row(*sizes[-1].cells, f'{bits * sizes[-1].loss:.3f}')
+        best = min(sizes)
+        if best not in sizes[-2:]:
+            limit = best.limit
+            break
+    print(f'limit   | {limit}: {ADVICE[limit]}')
+    if best.tokens > 2e7:
+        print('unsure  | the runs behind this plan had at most 17,000,000 tokens; try half and twice the size, too')
+    print('command |', command('train.py', *dict.fromkeys(given), *best.arguments))
 
 # -----------------------------------------------------------------------------
 # Tokenizers, compared with installed packages
@@ -490,8 +565,9 @@ def save_picture(found, kind):
 
 def print_law(found):
     """
-    Fits loss = E + A / N^alpha + B / D^beta (arXiv:2203.15556, equation 2) to the variants that ended with a loss.
-    Tries all pairs of exponents; E, A and B minimize the squared relative errors. Raises UserError with < 6 variants.
+    Fits loss = (A / N^alpha + B / D)^beta (arXiv:2001.08361, equation 1.5) to the variants that ended with a loss.
+    Tries all pairs of exponents; A and B minimize the squared relative errors of loss^(1 / beta). Raises UserError with
+    < 6 variants.
     """
     ended = [variant for variant in found if variant.loss() < math.inf]
     if len(ended) < 6:
@@ -499,17 +575,17 @@ def print_law(found):
     N, D, losses = np.array([
         (build(model_config(v.options), 'meta').matmul_weights(), tokens_of(v.options), v.loss())
         for v in ended]).T
-    laws, exponents = [], np.arange(0.02, 1.5, 0.02)
-    for alpha in exponents:
-        for beta in exponents:
-            terms = np.stack([N ** 0, N ** -alpha, D ** -beta]) / losses
+    laws = []
+    for alpha in np.arange(0.1, 2, 0.01):
+        for beta in np.arange(0.02, 0.5, 0.002):
+            terms = np.stack([N ** -alpha, 1 / D]) / losses ** (1 / beta)
             factors = np.linalg.lstsq(terms.T, N ** 0)[0]
-            error = np.square(factors @ terms - 1).mean() ** 0.5
-            if factors.min() >= 0:
+            if factors.min() > 0:
+                error = np.square((factors @ terms) ** beta - 1).mean() ** 0.5
                 laws.append((error, alpha, beta, *factors))
-    error, alpha, beta, E, A, B = min(laws)
-    print(f'law     | loss = {E:.2f} + {A:.3g} / N^{alpha:.2f} + {B:.3g} / D^{beta:.2f}, off by {error:.1%} '
-          f'(N matmul weights, D tokens; {len(ended)} variants)')
+    error, alpha, beta, A, B = min(laws)
+    print(f'law     | loss = ({A:.3g} / N^{alpha:.2f} + {B:.3g} / D)^{beta:.3f}, off by {error:.1%} (N matmul weights, '
+          f'D tokens; {len(ended)} variants)')
 
 def main():
     if train.RANK:
