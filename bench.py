@@ -284,7 +284,7 @@ def memory(c, B, device, dtype):
             return x
 
         with layers, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            model(*torch.zeros(2, B, c.block_size, dtype=torch.int64))
+            model(*random_batch(c, B, device))
     found['gradients of logits'] = 2 * 4 * B * c.block_size * c.vocab_size      # of the loss's output and input
     return found
 
