@@ -346,17 +346,17 @@ def choose_size(width, text, seconds, device, dtype):
         model = build(c, 'meta')
         N, batch = model.matmul_weights(), train.batch_size * c.block_size
         passes = min(14 * (len(text) / N) ** (1 / 3), 12)       # with dropout. A large model soon knows a text by heart
-        longest = dict(time=seconds / step_seconds, text=passes * len(text) / batch)
-        limit = min(longest, key=longest.get)
-        steps = math.ceil(longest[limit])
-        if steps <= 2 * batch:          # A batch has about as many tokens as the run has steps
+        in_time, of_text = seconds / step_seconds, passes * len(text) / batch           # steps
+        run_steps = math.ceil(min(in_time, of_text))
+        if run_steps <= 2 * batch:      # A batch has about as many tokens as the run has steps
             break
-    D = steps * batch
-    max_iters = math.ceil(min(2 * longest['time'], longest['text']))        # Compiled steps take less time
-    arguments = [*shape, f'--max_iters={max_iters}', f'--eval_interval={math.ceil(steps / max(seconds / 600, 4))}',
+    limit = 'time' if in_time < of_text else 'text'
+    D = run_steps * batch
+    max_iters = math.ceil(min(2 * in_time, of_text))        # Compiled steps take less time
+    arguments = [*shape, f'--max_iters={max_iters}', f'--eval_interval={math.ceil(run_steps / max(seconds / 600, 4))}',
                  f'--dropout={0.2 * (D > 2 * len(text))}']
     cells = [f'{c.n_layer} x {width}', f'{model.num_params():,}', f'{train.batch_size:,}', f'{1e3 * step_seconds:.1f}',
-             f'{steps:,}', f'{D / len(text):.1f}']
+             f'{run_steps:,}', f'{D / len(text):.1f}']
     return Size((7.8e11 / N ** 0.91 + 1.2e13 / D) ** 0.0915, limit, D, arguments, cells)
 
 def bench_plan():
