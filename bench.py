@@ -364,10 +364,11 @@ def bench_plan():
     if not train.max_minutes:
         raise UserError('a plan needs a time; add --max_minutes=30')
     fixed = 'vocab_size' in config.source or train.tokenizer != 'bpe' or prepare.is_prepared(train.dataset)
-    _, _, text, _ = train.open_data(None)
-    while not fixed and train.vocab_size > 512 and len(text) < 200 * train.vocab_size:      # Tokens would be too rare
-        config.read([f'--vocab_size={train.vocab_size // 2}'])
+    while True:
         _, _, text, _ = train.open_data(None)
+        if fixed or train.vocab_size <= 512 or len(text) >= 200 * train.vocab_size:
+            break
+        config.read([f'--vocab_size={train.vocab_size // 2}'])          # Tokens would be too rare
     given = [argument for name, argument in config.source.items() if name in train.config]
     device, dtype, _ = machine()
     choose = partial(choose_size, text=text, device=device, dtype=dtype)
