@@ -371,26 +371,27 @@ def bench_plan():
         config.read([f'--vocab_size={train.vocab_size // 2}'])          # Tokens would be too rare
     given = [argument for name, argument in config.source.items() if name in train.config]
     device, dtype, _ = machine()
-    choose = partial(choose_size, text=text, device=device, dtype=dtype)
 
     # How hard is this text? The smallest model finds out in a quarter of a minute.
     config.read(['--out_dir=out/plan', '--sample_tokens=0'])
-    size = choose(WIDTHS[0], seconds=15)
+    size = choose_size(WIDTHS[0], text, 15, device, dtype)
     proxy = Variant('proxy', ' '.join([*size.arguments, '--max_minutes=0.25']))
     proxy.run(train.seed)
     bits = mean(proxy.values('full_val_bpb')) / size.loss
 
     print_row('layers x width', 'parameters', 'batch', 'ms', 'steps', 'passes', 'bits/byte')
-    sizes, limit = [], 'memory'
+    sizes = []
     for width in WIDTHS:
         try:
-            sizes.append(choose(width, seconds=60 * train.max_minutes))
+            size = choose_size(width, text, 60 * train.max_minutes, device, dtype)
         except torch.OutOfMemoryError:
+            limit = 'memory'
             break
-        print_row(*sizes[-1].cells, f'{bits * sizes[-1].loss:.3f}')
+        print_row(*size.cells, f'{bits * size.loss:.3f}')
+        sizes.append(size)
         best = min(sizes)
+        limit = best.limit
         if best not in sizes[-2:]:
-            limit = best.limit
             break
     print(f'limit   | {limit}: {ADVICE[limit]}')
     if best.tokens > 2e7:
