@@ -81,7 +81,7 @@ def machine(flops=math.inf, texts=0):
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
-def model_config(options=train.config, **others):
+def model_config(options=config, **others):
     """Returns the GPTConfig of the options, as far as it is known without the data. others: fields to override."""
     sizes = dict(gpt2=50304, byte=257, char=100)        # ignore --vocab_size; char depends on the text
     return train.model_config(options, vocab_size=sizes.get(options['tokenizer'], options['vocab_size']), **others)
@@ -138,7 +138,7 @@ def bench_train():
     c = model_config()
     model = build(c, 'meta')
     flops = model.flops_per_token()
-    total = tokens_of(train.config)
+    total = tokens_of(config)
     device, dtype, compiled = machine(total * flops)
     train.connect(device)
     print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
@@ -185,7 +185,7 @@ def bench_check():
     """Raises UserError unless the loss, gradient and weight update of a step are right on this device."""
     device, dtype, compiled = machine()
     # Subtle: AdamW's first step is sign(gradient), arbitrary for tiny gradients. A large eps avoids this
-    train.config.read(['--n_layer=2', '--block_size=64', '--dropout=0', '--optimizer=adamw', '--adam_eps=1e-3'])
+    config.read(['--n_layer=2', '--block_size=64', '--dropout=0', '--optimizer=adamw', '--adam_eps=1e-3'])
     expected = check_step(model_config(attention='naive'), 'cpu', 'float32', False)
     found = check_step(model_config(), device, dtype, compiled)
     errors = torch.stack([(a.cpu() - b).norm() / b.norm() for a, b in zip(found, expected)])
@@ -299,7 +299,7 @@ def bench_resources():
     one, two = [memory(c, n, device, dtype).total() for n in (1, 2)]
     fits = max((1e9 * memory_gb - one) // (two - one) + 1, 0)
     print(f'\nlargest batch | {memory_gb:g} GB hold {fits:,.0f} sequences')
-    D = tokens or tokens_of(train.config)
+    D = tokens or tokens_of(config)
     spent = build(c, 'meta').flops_per_token() * D
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
     print(f'time          | {days:,.4g} days for {D:,.0f} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
