@@ -198,8 +198,6 @@ def bench_check():
         raise UserError('this device gives wrong results; train with --device=cpu, and please report this')
     print('check   | pass')
 
-UNSCALED = train.make_scaler('cpu', 'float32')       # does nothing
-
 def check_step(c, device, dtype, compiled):
     """Returns the loss, clipped gradient and update of a step whose weights are the same on every device."""
     model, optimizer = build_to_train(c, device, dtype, compiled)
@@ -207,7 +205,8 @@ def check_step(c, device, dtype, compiled):
     # A new model's weights differ between GPU and CPU, and the last matrices of its blocks are zero
     before = 0.2 * torch.randn(len(optimizer.p)).to(device)
     optimizer.p.copy_(before)
-    numbers = train.training_step(model, optimizer, UNSCALED, [random_batch(c, 4, device)], 4, 0.1)
+    unscaled = train.make_scaler(device, 'float32')
+    numbers = train.training_step(model, optimizer, unscaled, [random_batch(c, 4, device)], 4, 0.1)
     return numbers['loss'], optimizer.g, optimizer.p - before
 
 # -----------------------------------------------------------------------------
