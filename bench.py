@@ -404,20 +404,22 @@ def bench_tokenizer():
     """Times training, encoding and decoding on the same documents. All encode with our vocabulary and pattern."""
     import tiktoken
     pattern = PATTERNS['gpt2']
-    files, separator = prepare.find_splits(train.dataset)['train'], prepare.separator_of(train.dataset)
-    documents = [*prepare.whole_documents(prepare.read_texts(files, separator, 'reading'))]
+    files = prepare.find_splits(train.dataset)['train']
+    parts = prepare.read_texts(files, prepare.separator_of(train.dataset), 'reading')
+    documents = [*prepare.whole_documents(parts)]
     batches = [*prepare.join_parts(('train', document) for document in documents)]
     docs = [document[:-1].decode() for document in documents]
     text = '\n\n'.join(docs)
     n = 32_000          # size of the vocabulary
+    train_ours = partial(prepare.make_tokenizer, 'bpe', n, batches)
     contest(f'train {n:,}', text,
-            ours=lambda: prepare.make_tokenizer('bpe', n, batches),
+            ours=train_ours,
             tokenizers=lambda: import_module('tokenizers').ByteLevelBPETokenizer().train_from_iterator(
                 docs, n, show_progress=False),
             rustbpe=lambda: import_module('rustbpe').Tokenizer().train_from_iterator(iter(docs), n, pattern=pattern),
             gigabpe=lambda: import_module('gigabpe').train_bpe(         # reads the files itself, so they must be text
                 [*map(str, files)], n, pretokenizer='bytelevel'))
-    tok = prepare.make_tokenizer('bpe', n, batches)
+    tok = train_ours()
     tik = tiktoken.Encoding('', pat_str=pattern, mergeable_ranks=tok.id_of, special_tokens={})
     ids = tok.encode_to_numpy(text)
     contest('encode', text,
