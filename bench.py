@@ -572,12 +572,11 @@ def print_law(found):
     Tries all pairs of exponents; A and B minimize the squared relative errors of loss^(1 / beta). Raises UserError with
     < 6 variants.
     """
-    ended = [variant for variant in found if variant.loss() < math.inf]
-    if len(ended) < 6:
-        raise UserError(f'the fit needs 6 variants that ended with a loss, not {len(ended)}; add more to --variants')
-    N, D, losses = np.array([
-        (build(model_config(v.options), 'meta').matmul_weights(), tokens_of(v.options), v.loss())
-        for v in ended]).T
+    rows = [(build(model_config(v.options), 'meta').matmul_weights(), tokens_of(v.options), v.loss())
+            for v in found if v.loss() < math.inf]
+    if len(rows) < 6:
+        raise UserError(f'the fit needs 6 variants that ended with a loss, not {len(rows)}; add more to --variants')
+    N, D, losses = np.array(rows).T
     laws = []
     for alpha in np.arange(0.1, 2, 0.01):
         for beta in np.arange(0.02, 0.5, 0.002):
@@ -588,7 +587,7 @@ def print_law(found):
                 laws.append((error, alpha, beta, *factors))
     error, alpha, beta, A, B = min(laws)
     print(f'law     | loss = ({A:.3g} / N^{alpha:.2f} + {B:.3g} / D)^{beta:.3f}, off by {error:.1%} (N matmul weights, '
-          f'D tokens; {len(ended)} variants)')
+          f'D tokens; {len(rows)} variants)')
 
 def main():
     if train.RANK:
