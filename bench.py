@@ -270,8 +270,8 @@ def memory(c, B, device, dtype):
         model = GPT(c, new=False)
         model.compute_dtype = getattr(torch, dtype)
         optimizer = train.Optimizer(model)
-        moments = sum(x.nbytes for x in optimizer.tensors.values())
-        found = Counter(weights=optimizer.p.nbytes, gradients=optimizer.g.nbytes, moments=moments)
+        found = Counter(weights=optimizer.p.nbytes, gradients=optimizer.g.nbytes,
+                        moments=sum(x.nbytes for x in optimizer.tensors.values()))
         counted = {optimizer.p.untyped_storage()}
         layers = ModuleTracker()
 
