@@ -319,14 +319,11 @@ def print_parts(title, counts):
 # token, but sees fewer of them in the same time. The runs behind the numbers here are in config/lab_plan.py.
 
 WIDTHS = 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
-ADVICE = dict(time='more time would help, with a larger model',
-              text='more text would help; more passes over this one would end higher',
-              memory='a larger model does not fit')
 
 class Size(NamedTuple):
     """A model, and the run that suits it."""
     loss: float             # expected, in nats per token of the text in config/lab_plan.py
-    limit: str              # what ends the run, time or text
+    limit: str              # what ends the run, and what would help
     tokens: int             # of the run
     arguments: list         # of train.py
     cells: list             # of the table
@@ -349,7 +346,9 @@ def choose_size(width, text, seconds, device, dtype):
         run_steps = math.ceil(min(in_time, of_text))
         if run_steps <= 2 * batch:      # A batch has about as many tokens as the run has steps
             break
-    limit = 'time' if in_time < of_text else 'text'
+    limit = 'time: more time would help, with a larger model'
+    if of_text < in_time:
+        limit = 'text: more text would help; more passes over this one would end higher'
     D = run_steps * batch
     max_iters = math.ceil(min(2 * in_time, of_text))        # Compiled steps take less time
     arguments = [*shape, f'--max_iters={max_iters}', f'--eval_interval={math.ceil(run_steps / max(seconds / 600, 4))}',
@@ -384,7 +383,7 @@ def bench_plan():
         try:
             size = choose_size(width, text, 60 * train.max_minutes, device, dtype)
         except torch.OutOfMemoryError:
-            limit = 'memory'
+            limit = 'memory: a larger model does not fit'
             break
         print_row(*size.cells, f'{bits * size.loss:.3f}')
         sizes.append(size)
@@ -392,7 +391,7 @@ def bench_plan():
         limit = best.limit
         if best not in sizes[-2:]:
             break
-    print(f'limit   | {limit}: {ADVICE[limit]}')
+    print(f'limit   | {limit}')
     if best.tokens > 2e7:
         print('unsure  | the runs behind this plan had at most 17,000,000 tokens; try half and twice the size, too')
     print('command |', command('train.py', *dict.fromkeys(given), *best.arguments))
