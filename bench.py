@@ -467,9 +467,9 @@ class Variant:
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             changed = [f'--{name}={value}' for name, value in train.config.items() if name in config.source]
-            command = [sys.executable, train.__file__, *changed, *self.arguments, f'--seed={seed}',
-                       f'--out_dir={folder}', '--init_from=auto']
-            done = subprocess.run(command, capture_output=True, errors='replace')          # text in any encoding
+            line = [sys.executable, train.__file__, *changed, *self.arguments, f'--seed={seed}', f'--out_dir={folder}',
+                    '--init_from=auto']
+            done = subprocess.run(line, capture_output=True, errors='replace')          # text in any encoding
             if done.returncode not in (0, 3):           # 3: diverged
                 raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')
         self.logs.append(train.read_log(folder))
