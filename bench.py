@@ -318,7 +318,7 @@ def print_parts(title, counts):
 # A plan: which size, batch and length of a run suit a text, a machine and a time. A larger model learns more from each
 # token, but sees fewer of them in the same time. The runs behind the numbers here are in config/lab_plan.py.
 
-WIDTHS = 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
+WIDTHS = 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 
 class Size(NamedTuple):
     """A model, and the run that suits it."""
@@ -352,10 +352,10 @@ def choose_size(width, text, seconds, device, dtype):
     D = run_steps * batch
     max_iters = math.ceil(min(2 * in_time, of_text))        # Compiled steps take less time
     arguments = [*shape, f'--max_iters={max_iters}', f'--eval_interval={math.ceil(run_steps / max(seconds / 600, 4))}',
-                 f'--dropout={0.2 * (D > 2 * len(text))}']
+                 f'--dropout={0.2 * (D > 3 * len(text))}']
     cells = [f'{c.n_layer} x {width}', f'{model.num_params():,}', f'{train.batch_size:,}', f'{1e3 * step_seconds:.1f}',
              f'{run_steps:,}', f'{D / len(text):.1f}']
-    return Size((7.8e11 / N ** 0.91 + 1.2e13 / D) ** 0.0915, limit, D, arguments, cells)
+    return Size((4.97e12 / N ** 1.02 + 2.44e13 / D) ** 0.088, limit, D, arguments, cells)
 
 def bench_plan():
     """Prints what models of growing width would reach in --max_minutes, and the command that trains the best."""
