@@ -551,12 +551,9 @@ def test_text_that_is_not_utf8_is_refused(monkeypatch):
     with refuses('bad.txt is not text in UTF-8 .see byte 3,202.* -f cp1252 -t utf-8 bad.txt > new'):
         train_bpe('bad.txt', 300, workers=1)
 
-def killed(item):
-    os.kill(os.getpid(), signal.SIGTERM)
-
 def test_a_killed_worker_is_an_error():
     with refuses('one of 2 workers was killed, perhaps because memory ran out; use --workers=1'):
-        [*tokenizer.parallel_map(killed, range(9), 2)]
+        [*tokenizer.parallel_map(signal.raise_signal, [signal.SIGTERM] * 9, 2)]
 
 @not_windows
 def test_workers_end_with_a_killed_parent():
