@@ -1008,7 +1008,6 @@ def test_transformers_pads_with_the_end_of_text():
 def save_theirs(kind, **more):
     """Saves a small model of transformers, with noise in all weights, to theirs/. Returns the model."""
     import transformers
-    pytest.importorskip(f'transformers.models.{kind.lower()}')
     config = getattr(transformers, f'{kind}Config')(**dict(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32, vocab_size=60,
         intermediate_size=48, num_key_value_heads=2, head_dim=12, rope_theta=500.0, pad_token_id=0,
