@@ -2404,17 +2404,13 @@ def test_output_may_be_piped_to_head():
     with open(writer, 'w') as stdout, redirect_stdout(stdout):
         assert command(f'sample.py --out_dir={write_run("a")} --max_new_tokens=5') == 0
 
-def test_main_begins_with_the_defaults_each_time(monkeypatch):
-    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
-    for option in '--seed=5', '--out_dir=b':
-        train.main([*SMALL_RUN.split(), '--max_iters=1', option])
-    assert train.seed == train.config.defaults['seed']
-
-def test_a_thread_may_train():
-    thread = threading.Thread(target=train_here, args=('c', '--max_iters=1'))
+def test_a_thread_may_call_main():
+    """It begins with the defaults each time."""
+    train.config.begin(['--seed=5'])
+    thread = threading.Thread(target=train.main, args=[[*SMALL_RUN.split(), '--max_iters=1', '--out_dir=c']])
     thread.start()
     thread.join()
-    assert Run('c').kept == [1]
+    assert Run('c').kept == [1] and train.seed == train.config.defaults['seed']
 
 # -- several processes, signals and crashes
 def free_port():
