@@ -2121,14 +2121,12 @@ def test_another_batch_size_continues_the_same_text(straight):
     assert run.steps[-1]['tokens'] == 12 * 8 * 16 + 4 * 8 and options_in('a/config.py')['batch_size'] == 4
 
 @not_windows
-def test_links_in_a_run_change_nothing_elsewhere(straight):
+def test_a_checkpoint_elsewhere_is_not_removed(straight):
     """A run's folder may come from somebody else."""
-    write('bashrc', 'mine')
-    Path('a/.log.jsonl.partial').symlink_to(Path('bashrc').absolute())
     Path('a/step_00000004').rename('elsewhere')
     Path('a/step_00000004').symlink_to(Path('elsewhere').absolute())
-    assert resume('--max_iters=13 --keep_checkpoints=1').kept[-1] == 13
-    assert Path('bashrc').read_text() == 'mine' and Path('elsewhere/config.json').exists()
+    assert resume('--max_iters=13 --keep_checkpoints=1').kept == [13]
+    assert Path('elsewhere/config.json').exists()
 
 @parametrize('damage', [dict(height=2), dict(step='a'), dict(tokens=[]), dict(scaler=[5])])
 def test_another_form_of_training_json_is_refused(damage, straight):
