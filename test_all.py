@@ -2401,10 +2401,9 @@ def free_port():
     with socket.create_server(('127.0.0.1', 0)) as free:
         return str(free.getsockname()[1])
 
-def start_ranks(line, n, other=''):
-    """Starts n processes that train together. other: extra arguments of the last one."""
+def start_ranks(n, *lines):
+    """Starts processes of a run that should have n, one for each line."""
     env = pairs(f'WORLD_SIZE={n} MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}')
-    lines = [line] * (n - 1) + [f'{line} {other}']
     return [start_alone(line, rank, f'said{rank}.txt', **env) for rank, line in enumerate(lines)]
 
 def said():         # by rank 0
@@ -2440,7 +2439,7 @@ def write_faults(fault):
 def test_several_processes_compute_what_one_does(n, dtype, error):
     options = f'--max_iters=12 --eval_interval=6 --dropout=0.1 --micro_batch_size=2 --dtype={dtype}'
     one = train_here('a', options)
-    ranks = start_ranks(f'train.py {SMALL_RUN} {options} --out_dir=b', n)
+    ranks = start_ranks(n, *[f'train.py {SMALL_RUN} {options} --out_dir=b'] * n)
     assert [*map(status_of, ranks)] == [0] * n
     run = Run('b')
     near([run.full_loss, *run.losses], [one.full_loss, *one.losses], error)
@@ -2464,7 +2463,7 @@ def test_a_signal_saves_and_stops_all_processes(n, kind):
     straight = train_here('a', options)
     write_faults('time.sleep(0.05)')
     line = f'train.py {SMALL_RUN} {options} --out_dir=b'
-    ranks = start_ranks(f'{line} faults.py', n)
+    ranks = start_ranks(n, *[f'{line} faults.py'] * n)
     wait_for(ranks[0], '\nstep 3 ')
     refused = refusal(f'{line} --init_from=auto')
     assert 'another process works in b; if none does, remove b/.lock, else use another --out_dir' in refused
@@ -2531,15 +2530,16 @@ def test_processes_must_share_options_data_and_run():
     for name, fast in dict(fast=True, slow=False).items():          # two kinds of devices, for which 'auto' differs
         write(f'{name}.py', f'import model\nmodel.has_fast_bfloat16 = lambda: {fast}')
     for first, last, says in rows(NOT_SHARED):
-        ranks = start_ranks(f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first} --max_iters=2', 2, last)
+        line = f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first} --max_iters=2'
+        ranks = start_ranks(2, line, f'{line} {last}')
         assert [*map(status_of, ranks)] == ([0, 0] if says == 'nothing' else [2, 2])
         assert f'error: the processes differ in {says}: ' in said() or Run('d').kept == [2]
 
 @not_windows
 def test_a_process_waits_for_its_partner_in_seconds():
     began = time.monotonic()
-    env = pairs(f'WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}')
-    assert status_of(start_alone(f'train.py {SMALL_RUN} --timeout=1 --out_dir=a', **env)) == 2
+    [rank] = start_ranks(2, f'train.py {SMALL_RUN} --timeout=1 --out_dir=a')
+    assert status_of(rank) == 2
     assert said().splitlines()[-1].startswith('error: the 2 processes did not find each other in 1 s (')
     assert not Path('a').exists() and time.monotonic() - began < 45
 
