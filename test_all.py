@@ -2002,23 +2002,14 @@ def test_an_evaluation_prints_a_sample(printed):
     train_here('a', '--max_iters=1 --sample_tokens=20 --sample_start=def')
     assert re.search('\n-{40}\ndef.+\n-{40}\n', printed(), re.S)
 
-NOISE = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
-
-@pytest.fixture
-def overfitted():
-    """Returns a run whose first checkpoint is the best, because training makes its validation text ever less likely."""
+def test_old_checkpoints_go_and_the_best_stays(printed):
+    """The first is the best here, because training makes the validation text ever less likely."""
     write('a.txt', 'a' * 18000 + ''.join(random.choices('bcdefghijklmnop', k=2000)))
-    return train_here('a', f'{NOISE} --max_iters=12')
-
-def test_old_checkpoints_go_and_the_best_stays(overfitted, printed):
-    assert overfitted.val_losses[0] == min(overfitted.val_losses) and overfitted.kept == [3, 9, 12]
-    assert train_here('a', f'{NOISE} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
+    options = '--dataset=a.txt --eval_interval=3 --keep_checkpoints=2 --optimizer=adamw --learning_rate=0.01'
+    run = train_here('a', f'{options} --max_iters=12')
+    assert run.val_losses[0] == min(run.val_losses) and run.kept == [3, 9, 12]
+    assert train_here('a', f'{options} --max_iters=18 --init_from=resume').kept == [3, 15, 18]
     assert re.search('sample from the best checkpoint: .* --out_dir=a/step_00000003\n', printed())
-
-def test_a_checkpoint_in_use_may_stay(overfitted, printed, monkeypatch):
-    monkeypatch.setattr('model.remove_checkpoint', Mock(side_effect=PermissionError))           # a file is open
-    assert train_here('a', f'{NOISE} --max_iters=15 --init_from=resume').kept == [3, 9, 12, 15]
-    assert f'removing {Path("a/step_00000009")} failed (PermissionError' in printed()
 
 def test_a_model_of_one_document_knows_no_end():
     write('one.txt', CODE[:20_000])
@@ -2085,6 +2076,11 @@ def test_a_resumed_run_ends_with_the_same_weights(straight, options, monkeypatch
     run = resume(f'{options} --sample_tokens=5 --eval_interval=3')
     assert run.bits == straight.bits and run.losses == straight.losses
     assert run.kept == [4, 8, 9, 12]
+
+def test_a_checkpoint_in_use_may_stay(straight, printed, monkeypatch):
+    monkeypatch.setattr('model.remove_checkpoint', Mock(side_effect=PermissionError))           # a file is open
+    assert resume('--max_iters=13 --keep_checkpoints=1').kept == [4, 8, 12, 13]
+    assert f'removing {Path("a/step_00000008")} failed (PermissionError' in printed()
 
 def test_a_resume_removes_damaged_newer_checkpoints(straight):
     write('a/step_00000012/config.json', '{}')
