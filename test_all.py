@@ -320,9 +320,9 @@ def make_optimizer(model, rule, **options):
     with train_options(optimizer=rule, **options):
         return train.Optimizer(model)
 
-def save(model, folder='step_00000001', eot=None):
-    """Saves a model with the tokenizer of bytes. Returns the folder."""
-    byte_tokenizer().save('tokenizer.json')
+def save(model, folder='step_00000001', eot=None, tok=byte_tokenizer()):
+    """Saves a model and a tokenizer. Returns the folder."""
+    tok.save('tokenizer.json')
     folder, tensors = Path(folder), dict(moments=torch.ones(3))
     save_checkpoint(folder, model, Path('tokenizer.json'), eot, dict(step=1), tensors, 'No UTF-8: \udcff', kept={})
     return folder
@@ -1622,13 +1622,9 @@ def test_an_empty_prompt_begins_a_document():
     assert [prompt_ids(byte_tokenizer(), '', ends) for ends in ([256, 7], [])] == [[256], [10]]
     assert prompt_ids(CharTokenizer('ACGT'), '', []) == [0]
 
-def write_run(name, tok=None):
+def write_run(name, tok=byte_tokenizer()):
     """Saves a run of a random model. Returns its checkpoint."""
-    tok = tok or byte_tokenizer()
-    folder = save(small_gpt(vocab_size=tok.vocab_size), f'out/{name}/step_00000001', eot=tok.eot)
-    os.remove(folder / 'manifest.json')
-    tok.save(folder / 'tokenizer.json')
-    return folder
+    return save(small_gpt(vocab_size=tok.vocab_size), f'out/{name}/step_00000001', tok.eot, tok)
 
 def sample_once(folder, **options):
     """Runs sample.py for one text, of two tokens unless options say otherwise."""
@@ -1757,8 +1753,7 @@ def test_a_gguf_file_holds_the_tokenizer(small_bpe):
 
 @parametrize('dtype, number', [('auto', 1), ('bfloat16', 30)])
 def test_gguf_matrices_are_float16_unless_asked(dtype, number, small_bpe):
-    folder = write_run('a', small_bpe)
-    rewrite(folder / 'config.json', eos_token_id=7)
+    folder = save(small_gpt(vocab_size=small_bpe.vocab_size), eot=7, tok=small_bpe)
     sample_once(folder, gguf='new/a/m.gguf', dtype=dtype)
     fields, tensors = read_gguf('new/a/m.gguf')
     assert {len(tensor.shape): tensor.tensor_type for tensor in tensors} == {1: 0, 2: number}
