@@ -31,7 +31,7 @@ import threading
 import time
 import unicodedata
 from collections import Counter
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import make_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -195,13 +195,8 @@ def refusal(line, status=2):
     assert len(lines) == 1 and lines[0].startswith(('error: ', 'diverged: ')), lines
     return lines[0]
 
-@contextmanager
-def train_options(**options):
-    """Sets these options of train.py temporarily."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in options.items():
-            patch.setattr(train, name, value)
-        yield
+# `with train_options(seed=5):` sets options of train.py temporarily.
+train_options = partial(patch.multiple, train)
 
 # All runs use one text. Its tokens are bytes, so no tokenizer has to be trained.
 SMALL_RUN = ('--dataset=corpus.txt --tokenizer=byte --n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --batch_size=8 '
