@@ -174,13 +174,10 @@ def run_main(module, *arguments, **options):
 def command(line):
     """Runs a script in this process, as if it were launched. Returns its exit status."""
     script, *arguments = shlex.split(line.replace(os.sep, '/'))         # shlex reads \ as an escape
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('sys.argv', [script, *arguments])
-        patch.setattr('sys.stdout', sys.stdout)     # train.py wraps both
-        patch.setattr('sys.stderr', sys.stderr)
-        for name, value in prepare.config.items():
-            patch.setattr(prepare, name, value)         # train.py sets them
-        patch.setitem(sys.modules, 'matplotlib.figure', None)       # plotting takes longer than these runs
+    # train.py wraps its output, and sets the options of prepare.py. Both are as before at the end.
+    restored = patch.multiple(sys, argv=[script, *arguments], stdout=sys.stdout, stderr=sys.stderr)
+    with restored, patch.multiple(prepare, **prepare.config), pytest.MonkeyPatch.context() as changes:
+        changes.setitem(sys.modules, 'matplotlib.figure', None)         # plotting takes longer than these runs
         try:
             runpy.run_path(str(HERE / script), run_name='__main__')
         except SystemExit as e:
