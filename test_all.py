@@ -1552,8 +1552,7 @@ def test_a_batch_has_the_texts_of_plain_loops(name, block_size, options):
     assert options.get('temperature') == 0 or each[0] != each[5]
 
 def test_a_batch_stops_with_its_last_text():
-    has_ended = lambda text: len(text) > 2 + text[0]            # noqa: E731
-    short, long = draws(small_gpt(), [[0], [3]], 9, has_ended=has_ended)
+    short, long = draws(small_gpt(), [[0], [3]], 9, has_ended=lambda text: len(text) > 2 + text[0])
     assert [id is None for id in short] == [False] + 4 * [True]
     assert [id is None for id in long] == 4 * [False] + [True]
 
