@@ -142,8 +142,7 @@ def numbers(text):
 
 def near(ours, theirs, error):
     """Checks that numbers or tensors differ by at most `error`."""
-    ours, theirs = torch.as_tensor(ours), torch.as_tensor(theirs)
-    close(ours, theirs, rtol=0, atol=error, check_dtype=False)
+    close(torch.as_tensor(ours), torch.as_tensor(theirs), rtol=0, atol=error, check_dtype=False)
 
 # Every character that this Python knows. The newest ones are letters in one library and unassigned in another.
 CHARS = [c for c in map(chr, range(1, 0x110000)) if unicodedata.category(c) not in ('Cn', 'Cs')]
