@@ -157,8 +157,8 @@ def random_text(n=200):
 # Helpers: running scripts
 def launch(*args, status=0, **env):
     """Runs `python <args>` in its own process, as a user would, and checks its exit status."""
-    env = os.environ | env
-    done = subprocess.run([sys.executable, *args], capture_output=True, encoding='utf-8', timeout=120, env=env)
+    done = subprocess.run([sys.executable, *args], env=os.environ | env, capture_output=True, encoding='utf-8',
+                          timeout=120)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
