@@ -1655,17 +1655,16 @@ def test_sample_takes_the_newest_intact_checkpoint(capsys):
         assert said in err.replace(os.sep, '/')
     assert out.startswith('ab')
 
-def test_a_prompt_may_be_in_a_file(printed):
+def test_a_prompt_may_be_in_a_text_file(printed):
+    folder = write_run('a', make_tokenizer('gpt2'))
     write('p.txt', '\ufeffdéjà\nvu \n\n')           # with a byte order mark, and an editor's line break
-    sample_once(write_run('a', make_tokenizer('gpt2')), start='FILE:p.txt')
+    sample_once(folder, start='FILE:p.txt')
     out = printed()
     assert out.startswith('déjà\nvu \n') and not out.startswith('déjà\nvu \n\n')
-
-def test_a_prompt_must_be_a_text():
     Path('latin.txt').write_bytes(b'd\xe9j\xe0')
     for name in 'latin.txt', 'nothing.txt':
         with refuses('cannot read the prompt .*; use FILE: and the path of a text in UTF-8'):
-            sample_once(write_run(name), start=f'FILE:{name}')
+            sample_once(folder, start=f'FILE:{name}')
 
 @parametrize('prompt, says', [('def ', 'the prompt ends with a space'), ('a b ' * 30 + 'c', 'sees only the last 16')])
 def test_sample_warns_of_a_prompt(prompt, says, capsys):
