@@ -2369,7 +2369,7 @@ def test_output_may_be_piped_to_head():
         assert command(f'sample.py --out_dir={write_run("a")} --max_new_tokens=5') == 0
 
 def test_a_thread_may_call_main():
-    """It begins with the defaults each time."""
+    """Each call of main() begins with the defaults."""
     train.config.begin(['--seed=5'])
     thread = threading.Thread(target=train.main, args=[[*SMALL_RUN.split(), '--max_iters=1', '--out_dir=c']])
     thread.start()
