@@ -1813,8 +1813,7 @@ def plain_muon(p, m, lr):
 def test_muon_is_for_matrices_in_blocks(tied, compiled):
     """AdamW updates the others: embeddings at embed_scale times the rate, the rest at adamw_scale times."""
     # A width of 32 crashes torch 2.7.
-    c = small_config(n_embd=64, n_kv_head=2, d_ff=96, bias=True, value_embeds=True, tie_weights=tied)
-    ours = GPT(c)
+    ours = GPT(small_config(n_embd=64, n_kv_head=2, d_ff=96, bias=True, value_embeds=True, tie_weights=tied))
     plain = twin(ours)
     optimizer = make_optimizer(ours, 'muon', adam_eps=1e-3, adamw_scale=2.0, embed_scale=3.0)
     if compiled:
