@@ -2507,8 +2507,9 @@ def test_processes_must_share_options_data_and_run():
     shutil.copytree('here', 'copy')
     write_corpus('corpus.txt', 29)
     find_or_prepare('corpus.txt', 'byte').rename('other')
-    for name, fast in dict(fast=True, slow=False).items():          # two kinds of devices, for which 'auto' differs
-        write(f'{name}.py', f'import model\nmodel.has_fast_bfloat16 = lambda: {fast}')
+    # two kinds of devices, for which --dtype=auto differs
+    write('fast.py', 'import model\nmodel.has_fast_bfloat16 = lambda: True')
+    write('slow.py', 'import model\nmodel.has_fast_bfloat16 = lambda: False')
     for first, last, says in rows(NOT_SHARED):
         line = f'train.py {SMALL_RUN} --init_from=auto --dataset=here {first} --max_iters=2'
         ranks = start_ranks(2, line, f'{line} {last}')
