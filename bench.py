@@ -329,7 +329,7 @@ class Size(NamedTuple):
     cells: list             # of the table
 
 def choose_size(width, text, seconds, device, dtype):
-    """Returns the Size of a width, for a run of so many seconds or as many passes over the text (Shards) as pay."""
+    """Returns the Size of a width. Its run ends after so many seconds, or when more passes over the text would hurt."""
     for doublings in range(20):
         shape = [f'--n_layer={width // 64 + 1}', f'--n_head={width // (32 if width < 512 else 64)}',
                  f'--n_embd={width}', f'--batch_size={2 ** doublings}']
@@ -358,7 +358,7 @@ def choose_size(width, text, seconds, device, dtype):
     return Size((4.97e12 / N ** 1.02 + 2.44e13 / D) ** 0.088, limit, D, arguments, cells)
 
 def bench_plan():
-    """Prints what models of growing width would reach in --max_minutes, and the command that trains the best."""
+    """Prints what models of growing width should reach in --max_minutes, and a command for the lowest loss."""
     if not train.max_minutes:
         raise UserError('a plan needs a time; add --max_minutes=30')
     fixed = 'vocab_size' in config.source or train.tokenizer != 'bpe' or prepare.is_prepared(train.dataset)
