@@ -455,7 +455,7 @@ def cuts(raw, pattern):
     return np.flatnonzero(begins)
 
 def split_pieces(pieces, pattern):
-    """Yields each piece with 0xff between its words: b' so' as it is, but b"'so" as b"'s\\xffo"."""
+    """Yields the words of each piece, joined by 0xff: b' so' -> b' so', and b"'so" -> b"'s\\xffo"."""
     findall = regex.compile(PATTERNS[pattern]).findall
     for piece in pieces:
         text = piece.decode()
