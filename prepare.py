@@ -68,12 +68,17 @@ def check_options(tokenizer, vocab_size):
     if separator in 'n nn rn t'.split():        # A shell removes an unquoted backslash
         raise UserError(f'separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator="\\n"')
 
-def check_prepared(dataset, given):
-    """Raises UserError if a data set is a prepared folder, on which options given, {name: argument}, have no effect."""
-    for name in 'val_dataset', 'val_fraction', 'separator', 'text_field', 'pattern', 'shard_tokens':
-        if is_prepared(dataset) and given.get(name, '').startswith('--'):        # not in the config.py of a run
-            raise UserError(f'{given[name]} has no effect on {dataset}, which is prepared; leave it out, or use the '
-                            f'text itself as --dataset')
+def check_prepared(options):
+    """Raises UserError if the data set is a folder that was prepared with another value of an option."""
+    if not is_prepared(options['dataset']):
+        return
+    meta = read_meta(Path(options['dataset']))
+    for name in ('tokenizer', 'vocab_size', 'val_dataset', 'val_fraction', 'separator', 'text_field', 'pattern',
+                 'shard_tokens'):
+        given = options.source.get(name, '')
+        if given.startswith('--') and options[name] != meta.get(name):          # not in the config.py of a run
+            raise UserError(f'{given} has no effect on {options["dataset"]}, which is prepared; leave it out, or use '
+                            f'the text itself as --dataset')
 
 # -----------------------------------------------------------------------------
 # Files and their splits
@@ -610,7 +615,7 @@ def epoch_order(seed, epoch, n, T):
 # -----------------------------------------------------------------------------
 
 def main():
-    check_prepared(dataset, config.source)
+    check_prepared(config)
     folder = find_or_prepare(dataset, tokenizer, vocab_size)
     read_meta(folder)
     print(f'ready: {folder}')

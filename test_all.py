@@ -1901,6 +1901,7 @@ def test_a_run_learns_and_describes_itself():
 
 def test_config_py_reproduces_its_run():
     run = train_here('a', '--max_iters=3')
+    assert '--tokenizer=char has no effect on data/' in refusal('train.py a/config.py --tokenizer=char')
     assert train_here('b', 'a/config.py --out_dir=b --init_from=scratch').bits == run.bits
     assert command('train.py a/config.py --n_embd=96 --out_dir=c --init_from=scratch') == 0
     assert read_json(Run('c').last / 'config.json')['intermediate_size'] == 256         # derived anew
@@ -2226,13 +2227,14 @@ def write_nanogpt(ids):
     for split in 'train', 'val':
         write(f'nano/{split}.bin')
         ids.astype(np.uint16).tofile(f'nano/{split}.bin')
+    write('nano.py', "dataset = 'nano'; tokenizer = 'bpe'")
 
 IDS = np.arange(50_257 - 4000, 50_257)
 
 def test_a_folder_of_nanogpt_trains_as_it_is():
     write_nanogpt(IDS)
     assert run_main(prepare, dataset='nano') == Path('nano')
-    run = train_here('a', '--dataset=nano --tokenizer=bpe --n_embd=8 --max_iters=1')
+    run = train_here('a', 'nano.py --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
     assert load_model(run.last).config.vocab_size == 50304          # a multiple of 64
     assert run.log[-1]['full_val_bpb'] is None and 'put one there' in refusal('sample.py --out_dir=a')
@@ -2242,12 +2244,12 @@ def test_a_folder_of_nanogpt_trains_as_it_is():
 def test_a_folder_of_nanogpt_may_have_a_tokenizer():
     write_nanogpt(IDS % 67)
     CharTokenizer(map(chr, range(67))).save('nano/tokenizer.json')
-    run = train_here('b', '--dataset=nano --max_iters=1')
+    run = train_here('b', 'nano.py --max_iters=1')
     assert load_model(run.last).config.vocab_size == 68
     assert run.log[-1]['full_val_bpb'] and command('sample.py --out_dir=b --max_new_tokens=5') == 0
     os.remove('nano/tokenizer.json')
     write_nanogpt(IDS)
-    assert '50,257 ids, but' in refusal('train.py --dataset=nano --init_from=b --tokenizer=bpe')
+    assert '50,257 ids, but' in refusal('train.py --dataset=nano --init_from=b')
 
 # -- micro-batches
 @parametrize('sizes, want', [([8, 4, 2], 2), ([8, 4], None)])
@@ -2894,6 +2896,8 @@ BAD_FILES = {
     'quote.tsv': b'id\ttext\n1\t"a\n2\tb"\n',
     'cut.txt.gz': gzip.compress(b'a few words')[:-9],
     'cut/train.bin': b'\0\0' * 999,
+    'nano/train.bin': b'\0\0' * 999,
+    'nano/val.bin': b'\0\0' * 999,
     'list.json': b'[]',
 }
 
@@ -2933,8 +2937,9 @@ prepare.py --dataset=quote.tsv | row 1 of quote.tsv (Error: a quote joins rows; 
 prepare.py --dataset=a.parquet --text_field=c | (fields: a, b); use another --text_field
 prepare.py --dataset=cut.txt.gz | cannot read cut.txt.gz (EOFError
 prepare.py --dataset=cut | val.bin
-prepare.py --dataset=cut --val_fraction=0.5 | --val_fraction=0.5 has no effect on cut, which is prepared
-train.py --dataset=cut --separator=x | --separator=x has no effect on cut
+prepare.py --dataset=nano --val_fraction=0.5 | --val_fraction=0.5 has no effect on nano, which is prepared
+train.py --dataset=nano --separator=x | --separator=x has no effect on nano
+train.py --dataset=nano --tokenizer=char | --tokenizer=char has no effect on nano
 prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=bep | bep
 prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object is not a mapping)

@@ -376,7 +376,7 @@ def check_options():
     if RANK >= WORLD_SIZE or (WORLD_SIZE > 1 and 'MASTER_ADDR' not in os.environ):
         raise UserError('RANK and WORLD_SIZE in the environment are not from torchrun; use torchrun, or unset both')
     model_config()          # checks its fields
-    prepare.check_prepared(dataset, config.source)
+    prepare.check_prepared(config)
 
 def model_config(options=config, **others):
     """Returns the GPTConfig that options describe. Raises UserError."""
