@@ -703,16 +703,18 @@ def weights_on_disk(model):
     return out
 
 def from_gpt2(tensors, names):
-    """Inverse of weights_on_disk for a GPT-2 with these names, if they are there. Leaves out masks in older files."""
+    """Inverse of weights_on_disk for a GPT-2 with these names; other tensors stay. Leaves out masks in older files."""
     parts = {}          # those of ours that each of theirs joins, in the order of names
     for name, x in tensors.items():
-        x = x.t() if '.c_' in name else x
-        parts[name.removeprefix('transformer.')] = [*x.chunk(3 if 'c_attn' in name else 1)]
+        if not name.endswith(('.attn.bias', '.attn.masked_bias')):
+            x = x.t() if '.c_' in name else x
+            parts[name.removeprefix('transformer.')] = [*x.chunk(3 if 'c_attn' in name else 1)]
     out = {}
     for ours in names:
         theirs = gpt2_name(ours)
         if theirs in parts:
             out[ours] = parts[theirs].pop(0)
+    out.update((name, left[0]) for name, left in parts.items() if left)
     return out
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template

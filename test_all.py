@@ -1040,6 +1040,9 @@ def test_files_of_older_transformers_open():
     rewrite('theirs/config.json', tie_word_embeddings=None)         # transformers 4 leaves it out
     same_logits(load_model('theirs'), theirs)
     assert all(p.is_contiguous() for p in load_model('theirs').parameters())        # so that they can be saved
+    save_file(load(path.read_bytes()) | {'h.9.ln_1.bias': torch.ones(32)}, path)
+    with refuses('Unexpected key.* "h.9.ln_1.bias"'):
+        load_model('theirs')
 
 @not_windows
 def test_files_behind_links_are_not_kept():
