@@ -192,6 +192,8 @@ def write_gguf(path, model, tok, ends, dtype):
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
         raise UserError('only a Llama, Qwen3 or GPT-2 with our BPE can be written; use convert_hf_to_gguf.py instead')
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f'{path} is a folder; use --gguf={path}/model.gguf')
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = partial_path(path)
     w = gguf.GGUFWriter(unfinished, kind)
