@@ -2898,6 +2898,7 @@ BAD_FILES = {
     'list.jsonl': b'[["text"]]\n',
     'broken.jsonl': b'{"text": "a"}\n\n{"text": "b"\n',
     'comma.csv': b'text\nwell, well\n',
+    'space.csv': b' text\na\n',
     'quote.tsv': b'id\ttext\n1\t"a\n2\tb"\n',
     'cut.txt.gz': gzip.compress(b'a few words')[:-9],
     'cut/train.bin': b'\0\0' * 999,
@@ -2933,13 +2934,14 @@ prepare.py --dataset=small.txt --val_dataset=small.txt | train split is empty; u
 prepare.py --dataset=latin | b.txt is not text in UTF-8 (see byte 1); convert it
 prepare.py --dataset=zip.txt | a zero byte; leave it out, or if it is in UTF-16, convert it first
 prepare.py --dataset=small.txt --val_dataset=latin/a.txt --val_fraction=0.5 | the files for validation are given
-prepare.py --dataset=number.jsonl | row 1 of number.jsonl has no text in 'text', but 5 (fields: text)
-prepare.py --dataset=half.jsonl | row 1 of half.jsonl has no text in 'text', but '\ud800'
+prepare.py --dataset=number.jsonl | row 1 of number.jsonl has no text in 'text', but 5 ('int' object
+prepare.py --dataset=half.jsonl | row 1 of half.jsonl has no text in 'text', but '\ud800' ('utf-8' codec
+prepare.py --dataset=space.csv | fields: [' text']); use another --text_field
 prepare.py --dataset=list.jsonl | row 1 of list.jsonl has no text in 'text', but ['text']
 prepare.py --dataset=broken.jsonl | cannot read row 2 of broken.jsonl (JSON
 prepare.py --dataset=comma.csv | cannot read row 1 of comma.csv (Error: it does not have as many fields as the header
 prepare.py --dataset=quote.tsv | row 1 of quote.tsv (Error: a quote joins rows; double it, and put its text in quotes
-prepare.py --dataset=a.parquet --text_field=c | (fields: a, b); use another --text_field
+prepare.py --dataset=a.parquet --text_field=c | fields: ['a', 'b']); use another --text_field
 prepare.py --dataset=cut.txt.gz | cannot read cut.txt.gz (EOFError
 prepare.py --dataset=cut | val.bin
 prepare.py --dataset=nano --val_fraction=0.5 | --val_fraction=0.5 has no effect on nano, which is prepared
