@@ -160,8 +160,10 @@ def match(root, pattern):
     """Returns the files that match a pattern, {path below root: file}. Raises UserError and ValueError."""
     if pattern.endswith('**'):          # Before Python 3.13, this would match only folders
         pattern += '/*'
-    for folder in root.glob('**/') if '**' in pattern else [root]:
-        check_folder(folder)
+    check_folder(root)
+    for above in [*Path(pattern).parents][:-1]:         # all but '.'
+        for folder in root.glob(above.as_posix()):
+            check_folder(folder)
     found = sorted(root.glob(pattern), key=lambda file: file.parts)         # Windows sorts Paths without case
     names = {file.relative_to(root).as_posix(): file for file in found if not file.is_dir()}
     return {name: file for name, file in names.items() if not SKIPPED.search(name)}
