@@ -120,8 +120,7 @@ def build_to_train(c, device, dtype, compiled):
     model = build(c, device, dtype)
     optimizer = train.Optimizer(model)
     if compiled:
-        model = torch.compile(model)
-        optimizer.compile()
+        model = train.compile_both(model, optimizer)
     return model, optimizer
 
 def make_step(c, device, dtype, compiled):
