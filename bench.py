@@ -321,45 +321,60 @@ WIDTHS = 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 
 class Size(NamedTuple):
     """A model, and the run that suits it."""
-    loss: float             # expected, in nats per token of the text in config/lab_plan.py
+    loss: float             # expected, in a unit that depends on the text
     limit: str              # what ends the run, and what would help
     tokens: int             # of the run
     arguments: list         # of train.py
     cells: list             # of the table
 
-def choose_size(width, text, seconds, device, dtype):
+def choose_size(width, text, seconds, device, dtype, dropout=0.0):
     """Returns the Size of a width. Its run ends after so many seconds, or when more passes over the text would hurt."""
+    shape = [f'--n_layer={width // 64 + 1}', f'--n_head={width // (32 if width < 512 else 64)}', f'--n_embd={width}',
+             f'--dropout={dropout}']
+    config.read(shape)
+    c = train.model_config(vocab_size=text.vocab_size)
+    model = build(c, 'meta')
+    N = model.matmul_weights()
+    # A large model soon knows a text by heart. Dropout allows four times the passes, and halves what they teach.
+    passes = min(3.5 * (len(text) / N) ** (1 / 3), 3) * (4 if dropout else 1)
+    most = passes * len(text)       # tokens
     for doublings in range(20):
-        shape = [f'--n_layer={width // 64 + 1}', f'--n_head={width // (32 if width < 512 else 64)}',
-                 f'--n_embd={width}', f'--batch_size={2 ** doublings}']
-        config.read(shape)
-        c = train.model_config(vocab_size=text.vocab_size)
-        step = make_step(c, device, dtype, False)
-        first = laps(step, device, 2)[-1]
-        step_seconds = median(laps(step, device, 3 + int(0.3 / first)))
-
-        model = build(c, 'meta')
-        N, batch = model.matmul_weights(), train.batch_size * c.block_size
-        passes = min(14 * (len(text) / N) ** (1 / 3), 12)       # with dropout. A large model soon knows a text by heart
-        in_time, of_text = seconds / step_seconds, passes * len(text) / batch           # steps
-        run_steps = math.ceil(min(in_time, of_text))
-        if run_steps <= 2 * batch:      # A batch has about as many tokens as the run has steps
+        batch_size = 2 ** doublings
+        batch = batch_size * c.block_size
+        in_time = seconds / time_step(c, batch_size, device, dtype, False)      # steps
+        if min(2 * in_time, most / batch) <= batch:     # A batch has about as many tokens as the run has steps
             break
+    # Compiling takes half a minute, which does not count.
+    compiled = choose_compile(train.compile, device, math.inf if seconds > 60 else 0)
+    if compiled:
+        in_time = seconds / time_step(c, batch_size, device, dtype, True)
+    D = min(in_time * batch, most)
     limit = 'time: more time would help, with a larger model'
-    if of_text < in_time:
+    if D == most:
         limit = 'text: more text would help; more passes over this one would end higher'
-    D = run_steps * batch
-    max_iters = math.ceil(min(2 * in_time, of_text))        # Compiled steps take less time
-    arguments = [*shape, f'--max_iters={max_iters}', f'--eval_interval={math.ceil(run_steps / max(seconds / 600, 4))}',
-                 f'--dropout={0.2 * (D > 3 * len(text))}']
-    cells = [f'{c.n_layer} x {width}', f'{model.num_params():,}', f'{train.batch_size:,}', f'{1e3 * step_seconds:.1f}',
-             f'{run_steps:,}', f'{D / len(text):.1f}']
-    return Size((4.97e12 / N ** 1.02 + 2.44e13 / D) ** 0.088, limit, D, arguments, cells)
+    worth = min(D, (D * len(text)) ** 0.5) * (0.55 if dropout else 1)       # in tokens of a text that is never repeated
+    loss = (0.045 / N ** 0.85 + 1 / worth) ** 0.115
+    max_iters = math.ceil(min(1.5 * in_time, most / batch))         # in case this machine was busy
+    arguments = [*shape, f'--batch_size={batch_size}', f'--max_iters={max_iters}',
+                 f'--eval_interval={math.ceil(D / batch / max(seconds / 600, 4))}', f'--compile={compiled}']
+    cells = [f'{c.n_layer} x {width}', f'{model.num_params():,}', dropout, f'{batch_size:,}',
+             f'{1e3 * seconds / in_time:.1f}', f'{D / batch:,.0f}', f'{D / len(text):.1f}']
+    size = Size(loss, limit, D, arguments, cells)
+    if D == most and not dropout:
+        return min(size, choose_size(width, text, seconds, device, dtype, 0.2))
+    return size
+
+def time_step(c, batch_size, device, dtype, compiled):
+    """Returns the median of the seconds that a training step takes."""
+    config.read([f'--batch_size={batch_size}'])
+    torch.compiler.reset()          # otherwise it would compile once for all sizes, which is slower
+    step = make_step(c, device, dtype, compiled)
+    return median(laps(step, device, 10)[3:])
 
 def bench_plan():
     """Prints what models of growing width should reach in --max_minutes, and a command for the lowest loss."""
-    if not train.max_minutes:
-        raise UserError('a plan needs a time; add --max_minutes=30')
+    if not train.max_minutes or train.WORLD_SIZE > 1:
+        raise UserError('a plan needs a time and one process; use python bench.py --what=plan --max_minutes=30')
     fixed = 'vocab_size' in config.source or train.tokenizer != 'bpe' or prepare.is_prepared(train.dataset)
     while True:
         _, _, text, _ = train.open_data(None)
@@ -376,7 +391,7 @@ def bench_plan():
     proxy.run(train.seed)
     bits = mean(proxy.values('full_val_bpb')) / size.loss
 
-    print_row('layers x width', 'parameters', 'batch', 'ms', 'steps', 'passes', 'bits/byte')
+    print_row('layers x width', 'parameters', 'dropout', 'batch', 'ms', 'steps', 'passes', 'bits/byte')
     sizes = []
     for width in WIDTHS:
         try:

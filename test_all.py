@@ -2814,17 +2814,18 @@ def known_text(monkeypatch):
     """Takes the place of the run that finds out how hard a text is."""
     monkeypatch.setattr('bench.Variant.run', lambda self, seed: self.logs.append([dict(full_val_bpb=2.5)]))
 
-def test_more_time_trains_a_larger_model_until_the_text_limits_it(plan, known_text):
+def test_more_time_trains_a_larger_model_until_the_text_limits_it(plan, known_text, monkeypatch):
+    monkeypatch.setattr('prepare.Shards.__len__', lambda self: 10 ** 6)
     widths, limits = [], []
-    for minutes in 0.1, 1000:
+    for minutes in 1, 60, 1e6:
         sizes, out = plan(1e-9, f'--max_minutes={minutes}')
         best = min(sizes, key=lambda name: sizes[name][-1])
         widths.append(int(best.split()[-1]))
         limits.append(re.search(r'^limit +[|] (\w+)', out, re.M)[1])
-        assert f'--n_embd={widths[-1]} --batch_size={sizes[best][1]:.0f} ' in out
-        for _, batch, ms, steps, passes, _ in sizes.values():
-            assert steps <= 2 * 16 * batch <= 4 * steps + 64 and passes < 12.1 and ms * (steps - 1) <= 60_000 * minutes
-    assert widths[0] < widths[1] and limits == ['time', 'text']
+        assert f'--n_embd={widths[-1]} --dropout={sizes[best][1]} --batch_size={sizes[best][2]:.0f} ' in out
+        for _, _, batch, ms, steps, passes, _ in sizes.values():
+            assert steps <= 16 * batch <= 8 * steps + 64 and passes < 12.1 and ms * (steps - 1) <= 60_000 * minutes
+    assert widths[0] < widths[1] <= widths[2] and limits == ['time', 'time', 'text']
 
 def test_the_command_of_a_plan_trains(plan, printed):
     sizes, out = plan(1e-7, '--max_minutes=0.4 --seed=3')
