@@ -162,7 +162,7 @@ def match(root, pattern):
         pattern += '/*'
     check_folder(root)
     for above in [*Path(pattern).parents][:-1]:         # all but '.'
-        for folder in root.glob(above.as_posix()):
+        for folder in root.glob(f'{above.as_posix()}/'):
             check_folder(folder)
     found = sorted(root.glob(pattern), key=lambda file: file.parts)         # Windows sorts Paths without case
     names = {file.relative_to(root).as_posix(): file for file in found if not file.is_dir()}
