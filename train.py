@@ -815,7 +815,7 @@ def report(run, history, began, tokens, T):
 def compile_both(model, opt):
     """Compiles the optimizer. Returns the compiled model."""
     opt.compile()
-    # A CPU's compiled code draws random numbers one by one, so that a step with dropout takes 1.5 times as long.
+    # On a CPU, compiled code would draw its own random numbers one by one: a step with dropout takes 1.5 times as long.
     return torch.compile(model, options=dict(fallback_random=not model.lm_head.weight.is_cuda))
 
 def train(run, interrupt):
