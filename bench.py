@@ -328,14 +328,14 @@ class Size(NamedTuple):
     cells: list             # of the table
 
 def choose_size(width, text, seconds, device, dtype, dropout=0.0):
-    """Returns the Size of a width. Its run ends after so many seconds, or when more passes over the text would hurt."""
+    """Returns the Size of a width, whose run takes these seconds, or less if more passes over the text would hurt."""
     shape = [f'--n_layer={width // 64 + 1}', f'--n_head={width // (32 if width < 512 else 64)}', f'--n_embd={width}',
              f'--dropout={dropout}']
     config.read(shape)
     c = train.model_config(vocab_size=text.vocab_size)
     model = build(c, 'meta')
     N = model.matmul_weights()
-    # A large model soon knows a text by heart. Dropout allows four times the passes, and halves what they teach.
+    # A large model soon knows a text by heart. Dropout allows four times the passes, and nearly halves their worth.
     passes = min(3.5 * (len(text) / N) ** (1 / 3), 3) * (4 if dropout else 1)
     most = passes * len(text)       # tokens
     for doublings in range(20):
