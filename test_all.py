@@ -312,7 +312,7 @@ def make_optimizer(model, rule, **options):
         return train.Optimizer(model)
 
 def save(model, folder='step_00000001', eot=None, tok=byte_tokenizer()):
-    """Saves a model and a tokenizer. Returns the folder."""
+    """Saves a model and a tokenizer, but nothing to resume from. Returns the folder, a Path."""
     tok.save('tokenizer.json')
     folder, tensors = Path(folder), dict(moments=torch.ones(3))
     save_checkpoint(folder, model, Path('tokenizer.json'), eot, dict(step=1), tensors, 'No UTF-8: \udcff', kept={})
@@ -491,7 +491,10 @@ def test_ids_are_bytes_then_merges_then_special_tokens():
     vocab, merges = train_on('ab<|x|>ab<|x|>ab' * 50, 300, ['<|x|>'])
     assert merges == [(b'a', b'b'), (b'ab', b'ab')]         # no merge crosses <|x|>, and then no pair is left
     assert [vocab[i] for i in (97, 256, 257, 258)] == [b'a', b'ab', b'abab', b'<|x|>']
-    assert Tokenizer(vocab, merges, ['<|x|>']).encode('aab<|x|>') == [97, 256, 258]
+    tok = Tokenizer(vocab, merges, ['<|x|>'])
+    assert (tok.vocab_size, tok.special_ids, tok.eot) == (259, {'<|x|>': 258}, None)            # no <|endoftext|>
+    assert tok.encode('aab<|x|>') == [97, 256, 258]
+    assert tok.encode_ordinary('<|x|>') == [*b'<|x|>']
 
 def test_decode_takes_any_sequence_of_known_ids():
     tok = byte_tokenizer()
@@ -602,6 +605,7 @@ def test_ids_are_those_of_tiktoken(pair):
             assert [tok.vocab[i] for i in ids] == plain_encode(text, tok.merges, tok.pattern_name)
     texts = [random_text(n % 12 // 2) for n in range(3000)]         # some are empty
     texts += [*parts_of(''.join(['\0', *CHARS]), 8), *[f'a{c} b' for c in CHARS[:8000]], '']
+    # Each 0xff becomes the next id of the list
     ids = tok.encode_bytes(b'\xff'.join(map(str.encode, texts)), [tok.eot] * (len(texts) - 1))
     assert ids.tolist() == theirs.encode(END_OF_TEXT.join(texts), allowed_special={END_OF_TEXT})
 
@@ -772,8 +776,10 @@ def test_an_unknown_end_is_that_of_the_model():
     with refuses('config.json, with its eos_token_id, next to it'):
         prepare.make_tokenizer('t.json', 0, [])
     write('config.json', json.dumps(dict(eos_token_id=[256, 7])))
-    folder = run_main(prepare, dataset='corpus.txt', tokenizer='t.json')
+    write('a.txt', *map('{} <|done|>'.format, range(30)))
+    folder = run_main(prepare, dataset='a.txt', tokenizer='t.json')
     assert read_json(folder / 'meta.json')['eot'] == load_tokenizer(folder).eot == load_tokenizer('t.json').eot == 256
+    assert [*np.fromfile(folder / 'train_000.bin', np.uint16)].count(256) < 30          # in a document, it is text
 
 # -----------------------------------------------------------------------------
 # model.py: arithmetic
@@ -1113,7 +1119,7 @@ def test_a_damaged_checkpoint_is_named_and_skipped(capsys):
             published = data is None and path.name.startswith('training.')      # only training needs this file
             assert newest_intact('run') == (newer if edited else older)
             assert str(newer if path.name == 'manifest.json' else path) in capsys.readouterr().err.splitlines()[-1]
-            assert find_folder('run') == (newer if edited or published else older)
+            assert find_folder('run') == (newer if edited or published else older)      # not to resume, but to sample
             if path.name != 'manifest.json':
                 with nullcontext() if edited or published else refuses(path.name):
                     load_model(newer)
@@ -1201,7 +1207,7 @@ FORMS = 'a.txt b.txt.gz c.TXT.XZ d.jsonl e.ndjson.zst f.json g.json.bz2 h.csv i.
 
 def write_form(name, texts):
     """Writes documents in the format that a file's name says, or as a folder of files."""
-    objects = [dict(id=i, text=text) for i, text in enumerate([*texts, None])]           # null is no document
+    objects = [dict(text=i, body=text) for i, text in enumerate([*texts, None])]         # null is no document
     lines = '\n\n'.join(map(json.dumps, objects))
     if name == 'k/**':
         for i, text in enumerate(texts):
@@ -1211,7 +1217,7 @@ def write_form(name, texts):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(objects), name, row_group_size=2)
     elif name in ('h.csv', 'i.tsv'):
         with open(name, 'w', newline='', encoding='utf-8-sig') as file:
-            csv.writer(file, delimiter=',\t'['t' in name]).writerows([['id', 'text'], *enumerate(texts)])
+            csv.writer(file, delimiter=',\t'['t' in name]).writerows([['text', 'body'], *enumerate(texts)])
     else:
         forms = dict.fromkeys('abc', END_OF_TEXT.join(texts)) | dict(g=json.dumps(objects, indent=1))
         module = importlib.import_module(prepare.COMPRESSIONS.get(Path(name.lower()).suffix, 'io'))
@@ -1220,6 +1226,7 @@ def write_form(name, texts):
 
 CHARACTERS = strategies.characters(codec='utf-8', exclude_characters='\0\ufeff')
 
+@patch('prepare.text_field', 'body')
 @given(strategies.lists(strategies.text(CHARACTERS), min_size=1))
 @example(['a\t"b"\t', 'c,\n"d"', 'long ' * 30_000])
 def test_every_format_has_the_same_documents(texts):
@@ -1317,11 +1324,6 @@ def test_the_default_data_set_is_pythons_library(monkeypatch):
     monkeypatch.setattr('prepare.find_splits', None)            # its files are not looked at again
     assert prepare.identify('python')['source'].startswith('Python 3.') and prepare.separator_of('python') == ''
 
-def test_a_document_keeps_its_split():
-    documents = [f'document {i}'.encode() + b'\xff' for i in range(12)]
-    split = [name[0] for name, _ in prepare.split_by_hash(documents, 0.3)]
-    assert ''.join(split) == 'tttttttvtttv', 'data of earlier versions are split otherwise'
-
 # -- data folders
 class Prepared:
     """Runs prepare.py with these options in this process, and holds its results."""
@@ -1347,7 +1349,7 @@ def left():
 
 def test_all_documents_are_kept_and_counted(printed):
     texts = sorted(f'le café {i} ' + 'déjà vu' * (i % 7 + 1) for i in range(200))
-    write('c.txt', '\n'.join([*texts, '  ', '']))         # blank ones are dropped
+    write('c.txt', '\n'.join([*texts, '  ', '']))         # blank ones are dropped, and a tenth is for validation
     data = Prepared('c.txt', vocab_size=300, separator='\\n')
     assert sorted(data.train_texts + data.val_texts) == texts and 5 <= len(data.val_texts) <= 40
     size, n = sum(len(text.encode()) for text in data.val_texts), len(data.val)
@@ -1390,11 +1392,9 @@ def test_tokenizers_learn_from_training_text_alone(kind, vocab_size):
     assert not tokens & {b'zz', b' zzz'}
     assert kind == 'bpe' or tokens == {b' aa', b' bb', END_OF_TEXT.encode()}
 
-def test_the_same_data_has_one_folder():
+def test_another_text_or_option_makes_another_folder(monkeypatch):
     folder = find_or_prepare('corpus.txt', 'byte')
     assert find_or_prepare(str(folder), 'bpe') == find_or_prepare(f'{os.getcwd()}/corpus.txt', 'byte') == folder
-
-def test_another_text_or_option_makes_another_folder(monkeypatch):
     monkeypatch.setattr('prepare.make_folder', lambda folder, *_: folder.mkdir())
     found = [find_or_prepare('corpus.txt', *more) for more in (['byte'], ['bpe', 300], ['bpe', 301])]
     for name, value in rows('separator | x\npattern | gpt4\nval_dataset | corpus.txt\ntext_field | a'):
@@ -1474,6 +1474,7 @@ def test_shards_are_read_as_one_array(in_shards):
 
 @given(strategies.integers(2, 60), strategies.integers(1, 40), strategies.integers(0, 5), strategies.integers(0, 180))
 def test_an_epoch_has_every_window_once(n, T, seed, first):
+    """Needs no shards, only their length, which is that of a range."""
     starts = partial(Shards.starts, range((n + 1) * T + seed % T), T=T, seed=seed)         # T or more are left over
     row = starts(0, 200)
     for epoch in parts_of(row, n)[:200 // n]:
@@ -1481,7 +1482,9 @@ def test_an_epoch_has_every_window_once(n, T, seed, first):
         assert 0 <= min(epoch) < T and max(epoch) + T < (n + 1) * T + seed % T
     assert starts(first, 20) == row[first:first + 20]
 
-def test_starts_are_those_of_earlier_versions():
+def test_splits_and_starts_are_those_of_earlier_versions():
+    documents = [f'document {i}'.encode() + b'\xff' for i in range(12)]
+    assert ''.join(name[0] for name, _ in prepare.split_by_hash(documents, 0.3)) == 'tttttttvtttv'
     starts = partial(Shards.starts, range(1000), T=16)
     assert starts(0, 6, seed=1) == [47, 79, 383, 863, 431, 959], 'their runs cannot be resumed'
     assert starts(0, 61, seed=1) != starts(0, 61, seed=2) != starts(61, 61, seed=1)
@@ -1491,7 +1494,8 @@ def test_an_id_beyond_the_vocabulary_is_refused(in_shards):
     ids[10] = 257
     ids.tofile(in_shards.folder / 'train_001.bin')
     shards = in_shards.shards('train')
-    shards.batch([26, 36], 8)           # reads tokens 26 to 34 and 36 to 44
+    idx, targets = shards.batch([26, 36], 8)            # reads tokens 26 to 34 and 36 to 44
+    assert [bytes(x[1].tolist()).decode() for x in (idx, targets)] == [CODE[36:44], CODE[37:45]]
     with refuses('has the id 257, but all ids should be below 257; copy or prepare'):
         shards.batch([36, 27], 8)           # its last target is token 35
 
@@ -2119,6 +2123,7 @@ def test_a_checkpoint_elsewhere_is_not_removed(straight):
 @parametrize('damage', [dict(height=2), dict(step='a'), dict(tokens=[]), dict(scaler=[5])])
 def test_another_form_of_training_json_is_refused(damage, straight):
     optimizer = make_optimizer(load_model(straight.last), 'muon')
+    assert train.restore(straight.last, optimizer, None).step == 12
     rewrite(straight.last / 'training.json', **damage)
     with refuses('cannot be resumed .*; use the options of that run, or start'):
         train.restore(straight.last, optimizer, None)
@@ -2954,6 +2959,7 @@ train.py --dataset=nano --separator=x | --separator=x has no effect on nano
 train.py --dataset=nano --tokenizer=char | --tokenizer=char has no effect on nano
 prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
 prepare.py --dataset=small.txt --tokenizer=bep | bep
+prepare.py --dataset=small.txt --tokenizer=latin | or the path of a tokenizer.json
 prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object is not a mapping)
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
 bench.py --num_gpus=0 --what=resources | num_gpus
