@@ -73,12 +73,17 @@ def check_prepared(options):
     if not is_prepared(options['dataset']):
         return
     meta = read_meta(Path(options['dataset']))
-    for name in ('tokenizer', 'vocab_size', 'val_dataset', 'val_fraction', 'separator', 'text_field', 'pattern',
-                 'shard_tokens'):
+    names = ('tokenizer', 'vocab_size', 'val_dataset', 'val_fraction', 'separator', 'text_field', 'pattern',
+             'shard_tokens')
+    check_unused(options, {name: meta.get(name) for name in names}, options['dataset'] + ', which is prepared; leave '
+                 'it out, or use the text itself as --dataset')
+
+def check_unused(options, known, where):
+    """Raises UserError if an option on the command line differs from the known value of what it cannot change."""
+    for name, value in known.items():
         given = options.source.get(name, '')
-        if given.startswith('--') and options[name] != meta.get(name):          # not in the config.py of a run
-            raise UserError(f'{given} has no effect on {options["dataset"]}, which is prepared; leave it out, or use '
-                            f'the text itself as --dataset')
+        if given.startswith('--') and options[name] != value:           # not in the config.py of a run
+            raise UserError(f'{given} has no effect on {where}')
 
 # -----------------------------------------------------------------------------
 # Files and their splits

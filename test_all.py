@@ -92,9 +92,10 @@ close = torch.testing.assert_close
 # Helpers: files and text
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    """Runs every test in a folder with only corpus.txt, without a network, and with the same random numbers."""
+    """Runs every test in a folder with corpus.txt and byte.py, without a network, and with the same random numbers."""
     monkeypatch.chdir(tmp_path)
     write_corpus()
+    write('byte.py', "tokenizer = 'byte'")
     torch.manual_seed(0)
     random.seed(0)
     monkeypatch.setattr('socket.getaddrinfo', Mock(side_effect=AssertionError('tests must not need a network')))
@@ -195,7 +196,7 @@ def refusal(line, status=2):
 train_options = partial(patch.multiple, train)
 
 # All runs use one text. Its tokens are bytes, so no tokenizer has to be trained.
-SMALL_RUN = ('--dataset=corpus.txt --tokenizer=byte --n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --batch_size=8 '
+SMALL_RUN = ('byte.py --dataset=corpus.txt --n_layer=1 --n_head=2 --n_embd=32 --block_size=16 --batch_size=8 '
              '--warmup_iters=2 --eval_tokens=320 --log_interval=1 --sample_tokens=0 --dtype=float32 --compile=False')
 
 class Run:
@@ -2014,7 +2015,7 @@ def test_a_model_of_one_document_knows_no_end():
     one = train_here('a', '--max_iters=2 --dataset=one.txt --sample_tokens=9')
     two = train_here('b', '--max_iters=2')
     assert [find_ends(run.last, 257) for run in (one, two)] == [[], [256]]
-    further = train_here('c', f'--max_iters=1 --dataset=one.txt --init_from={two.last} --tokenizer=bpe')
+    further = train_here('c', f'--max_iters=1 --dataset=one.txt --init_from={two.last}')
     assert read_json(further.last / 'config.json')['eos_token_id'] == 256       # which the first model has learned
 
 @parametrize('options', ['--log_interval=1', '--log_interval=100 --eval_interval=5'])
@@ -2041,6 +2042,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp('trained'))
         write_corpus()
+        write('byte.py', "tokenizer = 'byte'")
         train_here('a', STEPS)
         return Path.cwd()
 
@@ -2154,7 +2156,7 @@ CHANGES = '''
 --tokenizer=char | other data
 --out_dir=b | b has no intact checkpoint
 --init_from=scratch | already has a run
---tokenizer=bpe --out_dir=b --init_from=a --mlp=gelu | use --mlp=swiglu
+--out_dir=b --init_from=a --mlp=gelu | use --mlp=swiglu
 '''
 def test_another_model_optimizer_or_text_is_refused(straight):
     for option, says in rows(CHANGES):
@@ -2214,7 +2216,8 @@ def test_a_run_starts_from_another_model(source, first):
 
 def test_another_model_needs_its_own_tokens(first):
     folder = run_main(prepare, dataset='new.txt', tokenizer='byte')
-    for option, says in (f'--dataset={folder}', 'not made with'), ('--block_size=32', 'use --block_size=16'):
+    for option, says in {f'--dataset={folder}': 'not made with', '--block_size=32': 'use --block_size=16',
+                         '--tokenizer=char': 'no effect on theirs', '--vocab_size=301': 'which has a token'}.items():
         assert says in refusal(f'train.py {SMALL_RUN} --init_from=theirs {option}')
 
 def test_a_chat_model_keeps_its_files_and_template():
@@ -2226,7 +2229,7 @@ def test_a_chat_model_keeps_its_files_and_template():
     write('theirs/chat_template.jinja', '{{ messages }}')
     rewrite('theirs/config.json', bos_token_id=1, eos_token_id=7)        # 7 ends a turn, as in chat models
     write('theirs/generation_config.json', '{"eos_token_id": [7, 9], "top_k": 5}')
-    train_here('b', '--init_from=theirs --tokenizer=bpe --n_head=4 --n_layer=2 --max_iters=2')
+    train_here('b', '--init_from=theirs --n_head=4 --n_layer=2 --max_iters=2')
     assert command('train.py b/config.py --max_iters=3') == 0
     last = Run('b').last
     assert (last / 'chat_template.jinja').read_text() == '{{ messages }}'

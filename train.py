@@ -409,14 +409,19 @@ def open_data(base):
     Returns the data folder, its meta.json (with the size of the vocabulary and the end of a document), and both splits,
     whose tok is their tokenizer. base: the folder of a model, whose tokenizer is to be used, or None. May prepare.
     """
-    wanted = str(base / 'tokenizer.json') if base else tokenizer
+    own, wanted = None, tokenizer
+    if base:
+        own, wanted = load_tokenizer(base), str(base / 'tokenizer.json')
+        known = dict(tokenizer=wanted, vocab_size=own.vocab_size, pattern='')
+        prepare.check_unused(config, known, f'{base}, which has a tokenizer; leave it out')
     folder = find_or_prepare(dataset, wanted, vocab_size)
     meta = read_meta(folder)
     tok = load_tokenizer(folder) if (folder / 'tokenizer.json').exists() else None
     train_data, val_data = [Shards(folder, split, meta, tok) for split in ('train', 'val')]
     if len(train_data) < 2 * config['block_size'] or len(val_data) < 2:
-        raise UserError(f'{folder} has too little text for this context; use more, or a smaller --block_size')
-    if base and tok and tok.vocab != load_tokenizer(base).vocab:
+        raise UserError(f'{folder} has too little text for this context ({len(train_data):,} tokens to train on, '
+                        f'{len(val_data):,} for validation); use more, or a smaller --block_size')
+    if own and tok and tok.vocab != own.vocab:
         raise UserError(f'{folder} was not made with {wanted}; use the text itself as --dataset')
     return folder, meta, train_data, val_data
 
