@@ -373,8 +373,8 @@ def time_step(c, batch_size, device, dtype, compiled):
 
 def bench_plan():
     """Prints what models of growing width should reach in --max_minutes, and a command for the lowest loss."""
-    if not train.max_minutes or train.WORLD_SIZE > 1:
-        raise UserError('a plan needs a time and one process; use python bench.py --what=plan --max_minutes=30')
+    if not train.max_minutes:
+        raise UserError('a plan needs a time; add --max_minutes=30')
     fixed = 'vocab_size' in config.source or train.tokenizer != 'bpe' or prepare.is_prepared(train.dataset)
     while True:
         _, _, text, _ = train.open_data(None)
@@ -603,6 +603,8 @@ def print_law(found):
           f'D tokens; {len(rows)} variants)')
 
 def main():
+    if train.WORLD_SIZE > 1 and what != 'train':
+        raise UserError(f'several processes can only time a training step; use python bench.py --what={what}')
     if train.RANK:
         sys.stdout = None           # other processes print nothing
     globals()[f'bench_{what}']()

@@ -2666,6 +2666,10 @@ def test_bench_toy_finds_the_best_rate():
     assert losses == [*sorted(losses[:4], reverse=True), max(losses)]           # higher is better until it diverges
     assert losses[3] < 1e-9         # at a rate of 100, the fourth step reaches the minimum
 
+def test_several_processes_only_time_a_step():
+    with patch('train.WORLD_SIZE', 2), refuses('use python bench.py --what=compare'):
+        run_bench('--what=compare')
+
 def test_bench_tokenizer_measures_what_is_installed(monkeypatch):
     write_corpus('corpus.txt', 100)
     monkeypatch.setattr('prepare.make_tokenizer', lambda kind, n, batches: make_tokenizer('gpt2', CODE[:3000]))
@@ -2967,6 +2971,8 @@ prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object 
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
 bench.py --num_gpus=0 --what=resources | num_gpus
 bench.py --what=nonsense | nonsense
+train.py out/mine | --out_dir=out/mine for a run
+bench.py --what=plan --dataset=small.txt | add --max_minutes
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
 ''')
