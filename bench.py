@@ -323,7 +323,8 @@ class Size(NamedTuple):
     """A model, and the run that suits it."""
     loss: float             # expected, in a unit that depends on the text
     limit: str              # what ends the run, and what would help
-    tokens: int             # of the run
+    steps: int
+    tokens: int
     arguments: list         # of train.py
     cells: list             # of the table
 
@@ -359,7 +360,7 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
                  f'--eval_interval={math.ceil(D / batch / max(seconds / 600, 4))}', f'--compile={compiled}']
     cells = [f'{c.n_layer} x {width}', f'{model.num_params():,}', dropout, f'{batch_size:,}',
              f'{1e3 * seconds / in_time:.1f}', f'{D / batch:,.0f}', f'{D / len(text):.1f}']
-    size = Size(loss, limit, D, arguments, cells)
+    size = Size(loss, limit, math.ceil(D / batch), D, arguments, cells)
     if D == most and not dropout:
         return min(size, choose_size(width, text, seconds, device, dtype, 0.2))
     return size
@@ -384,10 +385,10 @@ def bench_plan():
     given = [argument for name, argument in config.source.items() if name in train.config]
     device, dtype, _ = machine()
 
-    # How hard is this text? The smallest model finds out in a quarter of a minute.
+    # How hard is this text? The smallest model finds out in a quarter of a minute, or more if this machine is busy.
     config.read(['--out_dir=out/plan', '--sample_tokens=0'])
     size = choose_size(WIDTHS[0], text, 15, device, dtype)
-    proxy = Variant('proxy', ' '.join([*size.arguments, '--max_minutes=0.25']))
+    proxy = Variant('proxy', ' '.join([*size.arguments, f'--max_iters={size.steps}', '--max_minutes=0']))
     proxy.run(train.seed)
     bits = mean(proxy.values('full_val_bpb')) / size.loss
 
