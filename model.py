@@ -771,7 +771,8 @@ def load_model(folder, **overrides):
         if not all(w.isfinite().all() for w in model.parameters()):
             raise UserError(f'{folder} has weights that are nan or inf; use another one')
     except (SafetensorError, FileNotFoundError, RuntimeError, LookupError, TypeError) as e:
-        raise UserError(f'config.json and model*.safetensors in {folder} do not match ({str(e)[:300]}); use others')
+        raise UserError(f'config.json and model*.safetensors in {folder} are damaged, or do not match '
+                        f'({str(e)[:300]}); download them again, or use others')
     return model.eval()
 
 # -----------------------------------------------------------------------------
