@@ -277,7 +277,7 @@ def read_rows(path):
                     yield b'\xff' if text is None else text.encode() + b'\xff'
                 except (AttributeError, UnicodeEncodeError) as e:
                     raise UserError(f'row {n} of {path} has no text in {text_field!r}, but {text!r:.60} ({e}; fields: '
-                                    f'{list(fields)}); use another --text_field, correct the file')
+                                    f'{[*fields]!s:.200}); use another --text_field, correct the file')
         except (ValueError, csv.Error) as e:
             # the row after the last one that could be read
             raise UserError(f'cannot read row {n + 1} of {path} ({type(e).__name__}: {e}); correct it (as UTF-8)')
