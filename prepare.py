@@ -206,7 +206,7 @@ def fetch(name, known):
             from torch.hub import download_url_to_file
             download_url_to_file(known['url'], path, known['sha256'])
     except Exception as e:      # Download errors have many types
-        raise UserError(f'cannot download a file ({e}); put the file at {path} by hand, or use --dataset=python')
+        raise UserError(f'cannot download a file ({e}); put the file at {path} by hand, or use another')
     return path
 
 # -----------------------------------------------------------------------------

@@ -1429,7 +1429,7 @@ def test_a_download_must_have_its_sha256(monkeypatch):
     known = dict(prepare.DATASETS['names'], url=there.resolve().as_uri())
     monkeypatch.setitem(prepare.DATASETS, 'names', known)
     for _ in range(2):
-        with refuses('put the file at data.downloads.names.txt by hand.*--dataset=python'):
+        with refuses('put the file at data.downloads.names.txt by hand, or use another'):
             find_or_prepare('names', 'char')
         assert left() == []
         there.write_bytes(text)         # it was missing; now its text is wrong
