@@ -22,7 +22,7 @@ import threading
 from bisect import insort
 from collections import Counter, defaultdict, deque
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice, product
 from pathlib import Path
 from unittest.mock import patch
@@ -571,30 +571,23 @@ def slices(raw, begin, size):
 # -----------------------------------------------------------------------------
 # training: count distinct words, then merge several pairs at a time in them
 
-class WordCounter:
+def count_pieces(pieces, raw):
     """
-    A picklable function of UTF-8 bytes. Every process has a copy, which numbers the pieces that it meets (from 2,
-    because 1 is the separator). It returns the process, the pieces that are new to it, and the counts of all pieces so
-    far: for 'a b b', (41, [b'a', b' b'], [0, 0, 1, 2]), and then for ' b c', (41, [b' c'], [0, 0, 1, 3, 1]).
+    Counts the pieces of UTF-8 bytes. Every process has a copy of `pieces`, and numbers those that it meets. Returns the
+    process, the pieces that are new to it, and the count of each of its pieces. The separator has none. For 'a b b', it
+    returns (41, [b'a', b' b'], [1, 2]), and then for ' b c', (41, [b' c'], [0, 1, 1]).
     """
-    def __init__(self, pattern):
-        self.pieces = Pieces(pattern)
-        self.counts = np.zeros(2, int)
-
-    def __call__(self, raw):
-        known = len(self.counts)
-        numbers = self.pieces.read(raw)
-        counts = np.bincount(numbers, minlength=len(self.pieces.all))
-        counts[:known] += self.counts
-        self.counts = counts
-        return os.getpid(), self.pieces.all[known:], counts
+    known = len(pieces.all)
+    numbers = pieces.read(raw)
+    return os.getpid(), pieces.all[known:], np.bincount(numbers, minlength=len(pieces.all))[2:]
 
 def count_words(texts, pattern, workers=None):
     """Counts words in an iterable of UTF-8 bytes. No word crosses a 0xff. Returns {word as bytes: count}."""
     pieces, counts = defaultdict(list), {}          # of each process
-    for process, new, so_far in parallel_map(WordCounter(pattern), texts, workers):
+    for process, new, count in parallel_map(partial(count_pieces, Pieces(pattern)), texts, workers):
+        count[:len(pieces[process])] += counts.get(process, 0)
+        counts[process] = count
         pieces[process] += new
-        counts[process] = so_far[2:]
     total = defaultdict(int)
     for process in pieces:
         for piece, n in zip(split_pieces(pieces[process], pattern), counts[process].tolist()):
