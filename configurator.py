@@ -28,7 +28,6 @@ import shutil
 import sys
 from collections import UserDict, defaultdict
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -202,7 +201,6 @@ def listing(space):
     found = re.search(f'^{first}\n(.+?)\n(# -|\n)', source, re.M | re.S)
     return found[1] if found else ''
 
-@cache
 def comments_of(space):
     """Returns the comment of each option of a script, or of each field of a class, {name: text}."""
     found, name = defaultdict(str), ''
