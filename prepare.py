@@ -455,7 +455,7 @@ def without(files, others):
     return [file for file in files if os.stat(file)[1:3] not in same]
 
 def make_folder(folder, dataset, tokenizer, settings):
-    """Makes a data folder and prints a summary. Raises UserError."""
+    """Makes a data folder and prints what is in it. Raises UserError."""
     files = find_splits(dataset)
     val = [*find_files(val_dataset).values()] if val_dataset else files['val']
     if val and val_fraction:
@@ -478,10 +478,9 @@ def make_folder(folder, dataset, tokenizer, settings):
         meta['eot'] = tok.eot if meta['train']['documents'] > 1 else None       # None: the model never sees an end
         tok.save(new / 'tokenizer.json')
         write(new / 'meta.json', json.dumps(meta, indent=1))
-    print_summary(meta)
 
 def write_shards(folder, tok, batches):
-    """Encodes batches into shards. Returns {split: its entry in meta.json}."""
+    """Encodes batches into shards, and prints statistics. Returns {split: its entry in meta.json}."""
     meta = dict(train=Counter(documents=1), val=Counter(documents=1))           # the last document has no end
     sizes = Counter()           # tokens by shard
     for split, ids, counts in parallel_map(partial(encode_batch, tok), batches, workers):
@@ -497,20 +496,15 @@ def write_shards(folder, tok, batches):
             sizes[name] += len(part)
         meta[split].update(counts)          # Counter.update adds
 
-    for split in meta:
-        if not meta[split]['tokens']:
+    for split, m in meta.items():
+        if not m['tokens']:
             raise UserError(f'the {split} split is empty; use more text, another --val_dataset or --val_fraction, or '
                             f'rename files (see --help)')
-        meta[split]['shards'] = [dict(name=name, tokens=n, sha256=file_sha256(folder / name))
-                                 for name, n in sizes.items() if name.startswith(split)]
-    return meta
-
-def print_summary(meta):
-    """Prints statistics of each split."""
-    for split in 'train', 'val':
-        m = meta[split]
+        m['shards'] = [dict(name=name, tokens=n, sha256=file_sha256(folder / name))
+                       for name, n in sizes.items() if name.startswith(split)]
         print(f'{split:5} | {count(m["documents"], "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
               f'tokens | {m["bytes"] / m["tokens"]:.2f} bytes per token')
+    return meta
 
 def read_meta(folder):
     """Returns a data folder's meta.json, or one made for nanoGPT's. Raises UserError if a shard has another size."""
