@@ -21,6 +21,7 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -703,18 +704,16 @@ def weights_on_disk(model):
     return out
 
 def from_gpt2(tensors, names):
-    """Inverse of weights_on_disk for a GPT-2 with these names; other tensors stay. Leaves out masks in older files."""
-    parts = {}          # those of ours that each of theirs joins, in the order of names
-    for name, x in tensors.items():
-        if not name.endswith(('.attn.bias', '.attn.masked_bias')):
-            x = x.t() if '.c_' in name else x
-            parts[name.removeprefix('transformer.')] = [*x.chunk(3 if 'c_attn' in name else 1)]
+    """Inverse of weights_on_disk for a GPT-2 with these names of ours. Tensors with other names stay as they are."""
+    joined = defaultdict(list)          # our names, by the name of the tensor that has them all
+    for name in names:
+        joined[gpt2_name(name)].append(name)
     out = {}
-    for ours in names:
-        theirs = gpt2_name(ours)
-        if theirs in parts:
-            out[ours] = parts[theirs].pop(0)
-    out.update((name, left[0]) for name, left in parts.items() if left)
+    for name, x in tensors.items():
+        theirs = name.removeprefix('transformer.')
+        ours = joined.get(theirs, [name])
+        x = x.t() if '.c_' in name else x
+        out.update(zip(ours, x.chunk(len(ours))))
     return out
 
 # A model's files besides its weights: tokenizer, end-of-text ids, chat template
@@ -747,6 +746,9 @@ def download(name):
         import_config(folder)
     return folder
 
+# Tables of rope and masks, which older files have among their weights
+NO_WEIGHTS = '.inv_freq', '.attn.bias', '.attn.masked_bias'
+
 def load_model(folder, **overrides):
     """Loads a GPT from a checkpoint or a Hugging Face folder. overrides: fields to replace. Raises UserError."""
     folder = Path(folder)
@@ -759,7 +761,7 @@ def load_model(folder, **overrides):
     try:
         model = GPT(config, new=False)
         tensors = {name: x for file in files for name, x in load_file(folder / file).items()
-                   if not name.endswith('.inv_freq')}       # a table in older files
+                   if not name.endswith(NO_WEIGHTS)}
         if family(config) == 'gpt2':
             tensors = from_gpt2(tensors, model.state_dict())
         if config.tie_weights:
