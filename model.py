@@ -242,12 +242,8 @@ class PassInfo:
     cos_sin: torch.Tensor = None        # rope tables (2, B or 1, T, 1, hs/2), the same for all heads, or None
     cache: object = None                # a KVCache that gets the keys and values, or None
     decode: bool = False                # False: texts begin here. True: the cache has the keys of their earlier tokens
-    extra_losses: dict = None           # those that layers add, by name
-
-    def add_loss(self, name, loss):
-        """Adds a layer's loss, already weighted, to what training minimizes and prints. Equal names are summed up."""
-        extra = self.extra_losses
-        extra[name] = extra[name] + loss if name in extra else loss
+    extra_losses: dict = None           # by name, at first 0. A layer adds its own, already weighted, as in
+                                        # info.extra_losses['balance'] += loss; training minimizes and prints each
 
 class Attention(nn.Module):
     def __init__(self, config, layer=0):
@@ -411,7 +407,9 @@ class GPT(nn.Module):
         cos_sin = None
         if c.position == 'rope':
             cos_sin = self.cos_sin[:, positions].unsqueeze(-2).to(x.dtype)
-        info = PassInfo(idx, positions, cos_sin, cache, decode, {} if extra_losses is None else extra_losses)
+        if extra_losses is None:
+            extra_losses = defaultdict(float)
+        info = PassInfo(idx, positions, cos_sin, cache, decode, extra_losses)
         for layer in self.model.layers:
             x = layer(x, info)
         return self.model.norm(x)
@@ -425,7 +423,7 @@ class GPT(nn.Module):
         Returns the logits (B, T, vocab_size) of idx (B, T), or, with targets (B, T), the mean loss in nats. Targets of
         -100 do not count. In training, those in `extra` are added: a step minimizes the sum, and prints each.
         """
-        extra = {}              # filled by layers (see PassInfo.add_loss); a second loss of the logits goes here, too
+        extra = defaultdict(float)      # layers add to it (see PassInfo); a second loss of the logits goes here, too
         logits = self.logits(self.run_layers(idx, extra_losses=extra))
         if targets is None:
             return logits

@@ -1987,7 +1987,7 @@ def test_a_second_loss_is_minimized_and_logged(monkeypatch):
     forward = MLP.forward
 
     def with_decay(self, x, info):
-        info.add_loss('decay', 99 * self.up_proj.weight.square().mean())
+        info.extra_losses['decay'] += 99 * self.up_proj.weight.square().mean()
         return forward(self, x, info)
 
     monkeypatch.setattr(MLP, 'forward', with_decay)
