@@ -225,13 +225,12 @@ class ValueEmbedding(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.channels = min(config.n_embd, 12)
-        self.n_kv_head = config.n_kv_head
         self.embed_values = Embedding(config.vocab_size, config.n_kv_head * config.head_dim)
         self.gate_proj = Linear(self.channels, config.n_kv_head)
 
     def forward(self, x, idx):
-        values = self.embed_values(idx).to(x.dtype).unflatten(-1, (self.n_kv_head, -1))
-        gate = 3 * torch.sigmoid(self.gate_proj(x[..., :self.channels]))
+        gate = 3 * torch.sigmoid(self.gate_proj(x[..., :self.channels]))            # (B, T, nkv)
+        values = self.embed_values(idx).to(x.dtype).view(*gate.shape, -1)
         return gate[..., None] * values
 
 @dataclass
