@@ -619,7 +619,7 @@ def start_files(run):
     head += f'# dataset was made from {run.meta["source"]!r}\n'
     path = run.folder / 'config.py'
     if path.exists():
-        before = path.read_text('utf-8', errors='replace').splitlines()
+        before = path.read_text('utf-8').splitlines()
         changed = [line for line in as_file(options).splitlines() if line not in before]
         if changed:
             print('changed |', ', '.join(changed))
