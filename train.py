@@ -484,7 +484,7 @@ class Run:
         self.model = make_model(self.origin, self.meta).to(device).train()
         self.model.compute_dtype = getattr(torch, self.dtype)
         self.T = config['block_size']       # tokens in a sequence
-        flops = max_iters * batch_size * self.T * self.model.flops_per_token(self.T)
+        flops = max_iters * batch_size * self.T * self.model.flops_per_token()
         self.compile = choose_compile(compile, device, flops)
         files = self.origin or self.data_folder
         self.ends = find_ends(files, self.model.config.vocab_size, self.meta['eot'])            # ids that end a text
