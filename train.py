@@ -477,6 +477,7 @@ class Run:
         base = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
         self.folder, self.device, self.wandb = folder, device, None
         self.limit = 60 * max_minutes or math.inf       # seconds
+        self.resume = command('train.py', f'{folder.as_posix()}/config.py')
         self.origin = checkpoint or base
         self.data_folder, self.meta, self.train_data, self.val_data = open_data(base)
         self.dtype = choose_dtype(dtype, device)
@@ -638,8 +639,7 @@ def start_files(run):
                                    id=run.state.wandb_id or None, resume='allow')
             run.wandb.define_metric('*', step_metric='step')        # wandb's own step cannot go back
             run.state.wandb_id = run.wandb.id
-    resume = command('train.py', f'{run.folder.as_posix()}/config.py')
-    print(f'writing | {visible(run.folder)}; stop with Ctrl-C; resume with: {resume}')
+    print(f'writing | {visible(run.folder)}; stop with Ctrl-C; resume with: {run.resume}')
 
 @contextmanager
 def optional(what):
@@ -867,7 +867,7 @@ def train(run, interrupt):
     # All wait here for the save, because torchrun stops them when one exits. A signal may have come meanwhile.
     [stop] = combine('MAX', interrupt.signal)
     if stop:
-        print(f'stopped at step {state.step}; resume with:', command('train.py', f'{run.folder.as_posix()}/config.py'))
+        print(f'stopped at step {state.step}; resume with: {run.resume}')
         sys.exit(128 + int(stop))
 
 def finish(run):
