@@ -336,9 +336,8 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
     c = train.model_config(vocab_size=text.vocab_size)
     model = build(c, 'meta')
     N = model.matmul_weights()
-    # A large model soon knows a text by heart. Dropout allows four times the passes, and nearly halves their worth.
-    passes = min(3.5 * (len(text) / N) ** (1 / 3), 3) * (4 if dropout else 1)
-    most = passes * len(text)       # tokens
+    # A large model soon knows a text by heart.
+    most = min(3.5 * (len(text) / N) ** (1 / 3), 3) * len(text)         # tokens
     for doublings in range(20):
         batch_size = 2 ** doublings
         batch = batch_size * c.block_size
@@ -349,6 +348,8 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
     compiled = choose_compile(train.compile, device, math.inf if seconds > 60 else 0)
     if compiled:
         in_time = seconds / time_step(c, batch_size, device, dtype, True)
+    if dropout:
+        most *= 4           # but passes are worth half as much
     D = min(in_time * batch, most)
     limit = 'time: more time would help, with a larger model'
     if D == most:
