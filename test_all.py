@@ -2949,7 +2949,7 @@ train.py --dtype=False | dtype = False must be auto, float32, bfloat16 or float1
 sample.py | python train.py
 sample.py --temperature=-1 | error: temperature = -1.0 must be >= 0, < 1e9; change --temperature
 prepare.py --dataset= | no text at ''
-prepare.py --dataset=small.txt --val_dataset=small.txt | train split is empty; use more text, another --val_dataset
+prepare.py --dataset=small.txt --val_dataset=small.txt | train split is empty (a file in both is only for validation)
 prepare.py --dataset=latin | b.txt is not text in UTF-8 (see byte 1); convert it
 prepare.py --dataset=zip.txt | a zero byte; leave it out, or if it is in UTF-16, convert it first
 prepare.py --dataset=small.txt --val_dataset=latin/a.txt --val_fraction=0.5 | the files for validation are given
