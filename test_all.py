@@ -554,6 +554,13 @@ def test_a_killed_worker_is_an_error():
     with refuses('one of 2 workers was killed, perhaps because memory ran out; use --workers=1'):
         [*tokenizer.parallel_map(signal.raise_signal, [signal.SIGTERM] * 9, 2)]
 
+def test_workers_end_with_an_error():
+    """Ctrl-C is one, too."""
+    began, results = time.monotonic(), tokenizer.parallel_map(time.sleep, [0, *9 * [40]], 2)
+    next(results)
+    results.close()
+    assert time.monotonic() - began < 30
+
 @not_windows
 def test_workers_end_with_a_killed_parent():
     """A worker that stayed would keep its standard output open, and launch() waits until that is closed."""

@@ -340,16 +340,19 @@ def parallel_map(function, items, workers):
     without_script = patch.multiple(sys.modules['__main__'], create=True, __file__=None, __spec__=None)
     try:
         with without_script, ProcessPoolExecutor(workers, context, set_work, (function,)) as pool:
-            waiting = deque()
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > workers + 2:
+            try:
+                waiting = deque()
+                for item in items:
+                    waiting.append(pool.submit(work, item))
+                    if len(waiting) > workers + 2:
+                        yield waiting.popleft().result()
+                while waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            except BaseException:       # also Ctrl-C, of which a second one would keep the pool from ending them
+                for process in multiprocessing.active_children():
+                    process.kill()
+                raise
     except OSError as e:
-        for process in multiprocessing.active_children():       # otherwise the pool would wait forever for them
-            process.kill()
         raise UserError(f'cannot use {workers} workers ({e}); use --workers=1, or run ulimit -n 4096 first')
     except BrokenExecutor:
         raise UserError(f'one of {workers} workers was killed, perhaps because memory ran out; use --workers=1')
