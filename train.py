@@ -474,7 +474,7 @@ class Run:
     def __init__(self, folder, device):
         checkpoint = newest_intact(folder) if init_from == 'resume' or checkpoints(folder) else None
         name = init_from.removeprefix('auto:')
-        base = None if name in ('scratch', 'resume', 'auto') else find_folder(name)
+        base = None if name in ('scratch', 'resume', 'auto') else checkpoint or find_folder(name)
         self.folder, self.device, self.wandb = folder, device, None
         self.limit = 60 * max_minutes or math.inf       # seconds
         self.resume = command('train.py', f'{folder.as_posix()}/config.py')
