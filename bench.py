@@ -505,10 +505,11 @@ class Variant:
 
 def read_variants():
     """Returns the variants in --variants. Raises UserError."""
-    found = [Variant(*line.split(':', 1)) for line in re.split('[\n;]', variants) if line.strip()]
-    if not found:
-        raise UserError('no variants to compare; add config/lab_ablations.py, or --variants="a: --n_embd=64; b: '
-                        '--n_embd=128"')
+    lines = [line for line in re.split('[\n;]', variants) if line.strip()]
+    if not lines or not all(':' in line for line in lines):
+        raise UserError('no variants to compare, or one without a name; add config/lab_ablations.py, or '
+                        '--variants="a: --n_embd=64; b: --n_embd=128"')
+    found = [Variant(*line.split(':', 1)) for line in lines]
     if picture not in ('rows', 'curves', *train.config):
         raise UserError(f'picture = {picture!r} is not an option; use --picture=rows, curves or an option of train.py')
     return found

@@ -2990,6 +2990,7 @@ bench.py --what=nonsense | nonsense
 train.py out/mine | --out_dir=out/mine for a run
 bench.py --what=plan --dataset=small.txt | add --max_minutes
 bench.py --what=compare | no variants to compare
+bench.py --what=compare --variants=--n_layer=1 | or one without a name
 bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
 ''')
 def test_a_mistake_is_one_line_and_status_2(line, says):
