@@ -156,8 +156,8 @@ def check_value(value, name, options, where):
 def run_file(path, options):
     """Runs a config file with the options so far. Returns {name: value} of those that it changes. Raises UserError."""
     if not path.endswith('.py') or not os.path.isfile(path):
-        raise UserError(f'{path} is not a config file; use one of config/, or --key=value, such as --dataset={path} '
-                        f'for a text, or --out_dir={path} for a run')
+        raise UserError(f'{path} is not a config file; use one of config/, --key=value with two dashes (for a text, '
+                        f'--dataset={path}), or for a run, {path}/config.py (in sample.py, --out_dir={path})')
     try:
         found = runpy.run_path(path, dict(options))         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix

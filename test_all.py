@@ -2987,7 +2987,7 @@ prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object 
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
 bench.py --num_gpus=0 --what=resources | num_gpus
 bench.py --what=nonsense | nonsense
-train.py out/mine | --out_dir=out/mine for a run
+train.py out/mine | for a run, out/mine/config.py
 bench.py --what=plan --dataset=small.txt | add --max_minutes
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=--n_layer=1 | or one without a name
