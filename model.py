@@ -841,4 +841,5 @@ def newest_intact(run, to_resume=True):
             return folder
         except UserError as e:
             print(f'skipped: {e}', file=sys.stderr)
-    raise UserError(f'{run} has no intact checkpoint; wait for its first one, or use another folder (runs are in out/)')
+    raise UserError(f'{run} has no intact checkpoint; wait for its first one, train it with --init_from=auto, or use '
+                    f'another folder (runs are in out/)')
