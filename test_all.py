@@ -2960,7 +2960,7 @@ sample.py --temperature=-1 | error: temperature = -1.0 must be >= 0, < 1e9; chan
 prepare.py --dataset= | no text at ''
 prepare.py --dataset=small.txt --val_dataset=small.txt | train split is empty (a file in both is only for validation)
 prepare.py --dataset=latin | b.txt is not text in UTF-8 (see byte 1); convert it
-prepare.py --dataset=zip.txt | a zero byte; leave it out, or if it is in UTF-16, convert it first
+prepare.py --dataset=zip.txt | a zero byte; leave it out, unpack it, or if it is in UTF-16, convert it first
 prepare.py --dataset=small.txt --val_dataset=latin/a.txt --val_fraction=0.5 | the files for validation are given
 prepare.py --dataset=number.jsonl | row 1 of number.jsonl has no text in 'text', but 5 ('int' object
 prepare.py --dataset=half.jsonl | row 1 of half.jsonl has no text in 'text', but '\ud800' ('utf-8' codec

@@ -304,8 +304,8 @@ def read_chunks(file, path):
     """Yields the content of a binary file as it is read. Raises UserError for a zero byte, because text has none."""
     while chunk := file.read(BLOCK):
         if b'\0' in chunk:
-            raise UserError(f'{path} is not text in UTF-8, because it has a zero byte; leave it out, or if it is in '
-                            f'UTF-16, convert it first')
+            raise UserError(f'{path} is not text in UTF-8, because it has a zero byte; leave it out, unpack it, or if '
+                            f'it is in UTF-16, convert it first')
         yield chunk
 
 # A fork shares what is already imported. A new Python starts where fork is missing (Windows) or unsafe (macOS).
