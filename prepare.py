@@ -498,8 +498,8 @@ def write_shards(folder, tok, batches):
 
     for split, m in meta.items():
         if not m['tokens']:
-            raise UserError(f'the {split} split is empty (a file in both is only for validation); use more text, another '
-                            f'--val_dataset or --val_fraction, or rename files (see --help)')
+            raise UserError(f'the {split} split is empty (a file in both is only for validation); use more text, '
+                            f'another --val_dataset or --val_fraction, or rename files (see --help)')
         m['shards'] = [dict(name=name, tokens=n, sha256=file_sha256(folder / name))
                        for name, n in sizes.items() if name.startswith(split)]
         print(f'{split:5} | {count(m["documents"], "document")} | {m["bytes"]:,} bytes | {m["tokens"]:,} '
