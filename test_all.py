@@ -231,7 +231,7 @@ def start_alone(line, rank=0, said='said0.txt', **env):
 def run_alone(line, said, env):
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)        # a shell ignores it in the background
-    sys.stdout = sys.stderr = open(said, 'w')           # what a script writes is there when it flushes
+    sys.stdout = sys.stderr = open(said, 'w', buffering=1)          # by lines
     status = command(line)
     sys.stdout = sys.stderr = None      # otherwise its exit would retry output that failed
     sys.exit(status)
