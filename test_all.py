@@ -1320,7 +1320,7 @@ def test_folders_that_cannot_be_read_are_refused(monkeypatch):
             prepare.find_files(dataset)
     assert [*prepare.find_files('hub/x/snapshots/abc')] == ['train.txt']
     monkeypatch.setattr('os.access', lambda path, mode: 'snapshots' not in str(path))
-    for dataset in 'hub/x/snapshots', 'hub/x/snapshots/**/*.txt', 'hub/*/*/*.txt':
+    for dataset in 'hub/x/snapshots', 'hub/x/snapshots/**/*.txt', 'h*/x/snapshots/*.txt':
         with refuses('hub.x.snapshots cannot be read'):
             prepare.find_files(dataset)
 
