@@ -356,12 +356,13 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
         limit = 'text: more text would help; more passes over this one would end higher'
     worth = min(D, (D * len(text)) ** 0.5) * (0.55 if dropout else 1)       # in tokens of a text that is never repeated
     loss = (0.045 / N ** 0.85 + 1 / worth) ** 0.115
+    steps = math.ceil(D / batch)
     max_iters = math.ceil(min(1.5 * in_time, most / batch))         # in case this machine was busy
     arguments = [*shape, f'--batch_size={batch_size}', f'--max_iters={max_iters}',
-                 f'--eval_interval={math.ceil(D / batch / max(seconds / 600, 4))}', f'--compile={compiled}']
+                 f'--eval_interval={math.ceil(steps / max(seconds / 600, 4))}', f'--compile={compiled}']
     cells = [f'{c.n_layer} x {width}', f'{model.num_params():,}', dropout, f'{batch_size:,}',
-             f'{1e3 * seconds / in_time:.1f}', f'{D / batch:,.0f}', f'{D / len(text):.1f}']
-    size = Size(loss, limit, math.ceil(D / batch), D, arguments, cells)
+             f'{1e3 * seconds / in_time:.1f}', f'{steps:,}', f'{D / len(text):.1f}']
+    size = Size(loss, limit, steps, D, arguments, cells)
     if D == most and not dropout:
         return min(size, choose_size(width, text, seconds, device, dtype, 0.2))
     return size

@@ -27,8 +27,8 @@ from tokenizer import find_ends, load_tokenizer
 
 # -----------------------------------------------------------------------------
 out_dir = ''            # (path) run, checkpoint, Llama, Qwen3, GPT-2: a folder or owner/model ('': newest run in out/)
-start = ''              # the prompt as it is (\n is two characters), or FILE:path without its last line end ('': a new
-                        # document, or a new line)
+start = ''              # the prompt as it is (\n is two characters), or FILE:path, whose last line break is left out
+                        # ('': a new document, or a new line)
 num_samples = 4         # (>= 1, < 1e6) number of texts, generated as one batch
 max_new_tokens = 256    # (>= 1, < 1e8) tokens per text (fewer if a text ends)
 temperature = 0.8       # (>= 0, < 1e9) below 1 favors likely tokens; 0 always takes the likeliest

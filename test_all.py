@@ -1039,7 +1039,7 @@ def test_a_model_of_transformers_keeps_its_logits(kind):
     same_logits(ours, theirs)
     same_logits(load_model(save(ours)), theirs)
     copy.deepcopy(theirs).bfloat16().save_pretrained('small', max_shard_size='20KB')
-    assert len([*Path('small').glob('model-*')]) > 1
+    assert [*Path('small').glob('model-00002*')]
     Path('small/model-old.safetensors').touch()         # not in the index
     same_logits(load_model('small'), theirs)
 
@@ -3085,7 +3085,7 @@ def run_get_lr_cosine_schedule(it, max_learning_rate, min_learning_rate, warmup_
         return train.get_lr(it, last=(it - 1) * max_learning_rate / warmup_iters)
 
 def run_save_checkpoint(model, optimizer, iteration, out):
-    """Saves a pickle; our own checkpoint is a folder that Hugging Face opens."""
+    """Saves a pickle, as the course wants. Our own checkpoints are folders that Hugging Face opens."""
     torch.save((model.state_dict(), optimizer.state_dict(), iteration), out)
 
 def run_load_checkpoint(src, model, optimizer):

@@ -348,7 +348,7 @@ def parallel_map(function, items, workers):
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
-            except BaseException:       # also Ctrl-C, of which a second one would keep the pool from ending them
+            except BaseException:       # such as Ctrl-C: if the pool waited for them, a second one would make it hang
                 for process in multiprocessing.active_children():
                     process.kill()
                 raise
