@@ -344,17 +344,17 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
         in_time = seconds / time_step(c, batch_size, device, dtype, False)      # steps
         if min(2 * in_time, most / batch) <= batch:     # A batch has about as many tokens as the run has steps
             break
-    # Compiling takes half a minute, which does not count.
-    compiled = choose_compile(train.compile, device, math.inf if seconds > 60 else 0)
-    if compiled:
-        in_time = seconds / time_step(c, batch_size, device, dtype, True)
     if dropout:
-        most *= 4           # but passes are worth half as much
+        most *= 4           # but passes are worth two thirds
+    # Compiling takes half a minute, which does not count. It changes nothing if the text limits the run.
+    compiled = choose_compile(train.compile, device, math.inf if seconds > 60 else 0)
+    if compiled and in_time * batch < most:
+        in_time = seconds / time_step(c, batch_size, device, dtype, True)
     D = min(in_time * batch, most)
     limit = 'time: more time would help, with a larger model'
     if D == most:
         limit = 'text: more text would help; more passes over this one would end higher'
-    worth = min(D, (D * len(text)) ** 0.5) * (0.55 if dropout else 1)       # in tokens of a text that is never repeated
+    worth = min(D, (D * len(text)) ** 0.5) * (0.65 if dropout else 1)       # in tokens of a text that is never repeated
     loss = (0.045 / N ** 0.85 + 1 / worth) ** 0.115
     steps = math.ceil(D / batch)
     max_iters = math.ceil(min(1.5 * in_time, most / batch))         # in case this machine was busy
