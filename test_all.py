@@ -2562,6 +2562,7 @@ def test_a_process_waits_for_its_partner_in_seconds():
 RANK=1 | use torchrun, or unset both
 WORLD_SIZE=2 | use torchrun, or unset both
 WORLD_SIZE=3 | use --batch_size=12
+TORCHELASTIC_MAX_RESTARTS=3 | add --init_from=auto to resume
 ''')
 def test_half_an_environment_of_torchrun_is_refused(variables, says):
     with patch.dict(os.environ, pairs(variables)):
