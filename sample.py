@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from configurator import UserError, configure, launch, partial_path
+from configurator import UserError, configure, launch, partial_path, visible
 from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, checkpoints, choose_compile, choose_device,
                    choose_dtype, family, find_folder, load_model, set_up, upcast, weights_on_disk)
 from tokenizer import find_ends, load_tokenizer
@@ -289,7 +289,7 @@ def main():
     if len(ids) > model.config.block_size:
         say(f'the prompt has {len(ids)} tokens; the model sees only the last {model.config.block_size} (its context)')
     prepare_model(model, device, dtype, compiled, num_samples)
-    say(f'{folder} | {model.num_params():,} parameters | {device}, {dtype}, compile {compiled}')
+    say(f'{visible(folder)} | {model.num_params():,} parameters | {device}, {dtype}, compile {compiled}')
     sampling = {name: config[name] for name in next_token_probs.__kwdefaults__}         # its parameters after the *
     run = partial(generate, model, [ids] * num_samples, max_new_tokens, has_ended=lambda text: text[-1] in ends,
                   vocab_size=tok.vocab_size, seed=seed, **sampling)

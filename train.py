@@ -897,7 +897,7 @@ def main(arguments=None):
         print(f'data    | {visible(run.meta["source"])}, hash {state.data}, in {run.data_folder}')
         print(f'device  | {device} ({device_name(device)}), processes: {WORLD_SIZE}, {run.dtype}, '
               f'compile {run.compile}')
-        print(f'model   | {run.model.num_params():,} parameters, from {run.origin or "scratch"}')
+        print(f'model   | {run.model.num_params():,} parameters, from {visible(run.origin or "scratch")}')
         connect(device, dict(config, dtype=run.dtype, data=state.data, checkpoint=(state.step, state.seconds)))
         if WORLD_SIZE > 1:          # Different kinds of CPU draw different numbers from one seed
             for tensor in (run.opt.p, *run.opt.tensors.values()):
