@@ -479,8 +479,10 @@ class Variant:
     def run(self, seed):
         """Starts or resumes the run in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
-        # other options, other runs. A config file among the arguments may change more than options.
-        mark = prepare.short_hash(as_file(self.options) + ''.join(self.arguments))[:6]
+        # Other options, texts or config files make other runs. A config file may change more than options.
+        parts = [as_file(self.options), *[prepare.identify(self.options[name]) for name in ('dataset', 'val_dataset')]]
+        parts += [Path(argument).read_bytes() for argument in self.arguments if not argument.startswith('-')]
+        mark = prepare.short_hash(repr(parts))[:6]
         folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             changed = [f'--{name}={value}' for name, value in train.config.items() if name in config.source]

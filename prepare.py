@@ -415,7 +415,7 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
                     val_fraction=val_fraction or DATASETS.get(dataset, {}).get('val_fraction', 0.1),
                     shard_tokens=shard_tokens)
     kind = f'{tokenizer}{vocab_size}' if tokenizer in ('bpe', 'word') else Path(tokenizer).stem
-    texts = [identify(dataset), identify(val_dataset) if val_dataset else '']
+    texts = [identify(dataset), identify(val_dataset)]
     folder = Path(f'data/{data_name(dataset)}-{kind}-{short_hash(json.dumps([settings, texts]))}')
     if not folder.exists():
         with lock(folder.with_name(f'.{folder.name}.lock')):
@@ -440,6 +440,8 @@ def data_name(dataset):
 
 def identify(dataset):
     """Returns what identifies a text: its entry in DATASETS, or the split, path, size and time of each file."""
+    if not dataset or is_prepared(dataset):
+        return dataset
     if dataset in DATASETS:
         return DATASETS[dataset]
     return [[split, os.path.abspath(file), file.stat().st_size, file.stat().st_mtime_ns]

@@ -2790,6 +2790,11 @@ def test_every_variant_is_trained_with_every_seed(lab, here):
 def test_only_other_options_are_trained_again(lab, here):
     assert table(run_bench(f'{LAB} --max_iters=4 --seeds=1 --picture=seed', variants=TWO)).keys() == lab.keys()
     assert table(run_bench(LAB, variants=TWO)) == lab and len(here) == 6
+    write('small.py', 'n_embd = 16 ')
+    run_bench(LAB, variants=TWO)
+    write_corpus(documents=29)
+    run_bench(LAB, variants=TWO)
+    assert len(here) == 6 + 2 + 4
 
 def test_bench_curves_shows_runs_in_one_table():
     a, b = [train_here(folder, f'--max_iters=2 --seed={seed}').full_loss for seed, folder in enumerate('ab')]
