@@ -73,10 +73,9 @@ def check_prepared(options):
     if not is_prepared(options['dataset']):
         return
     meta = read_meta(Path(options['dataset']))
-    names = ('tokenizer', 'vocab_size', 'val_dataset', 'val_fraction', 'separator', 'text_field', 'pattern',
-             'shard_tokens')
-    check_unused(options, {name: meta.get(name) for name in names}, options['dataset'] + ', which is prepared; leave '
-                 'it out, or use the text itself as --dataset')
+    known = {name: meta.get(name) for name in config if name not in ('dataset', 'workers')}
+    check_unused(options, known, options['dataset'] + ', which is prepared; leave it out, or use the text itself as '
+                 '--dataset')
 
 def check_unused(options, known, where):
     """Raises UserError if an option on the command line differs from the known value of what it cannot change."""

@@ -2971,10 +2971,6 @@ prepare.py --dataset=cut.txt.gz | cannot read cut.txt.gz (EOFError
 prepare.py --dataset=cut | val.bin
 prepare.py --dataset=nano --val_fraction=0.5 | --val_fraction=0.5 has no effect on nano, which is prepared
 train.py --dataset=nano --separator=x | --separator=x has no effect on nano
-train.py --dataset=nano --text_field=x | --text_field=x has no effect on nano
-prepare.py --dataset=nano --pattern=gpt4 | --pattern=gpt4 has no effect on nano
-prepare.py --dataset=nano --shard_tokens=9 | --shard_tokens=9 has no effect on nano
-prepare.py --dataset=nano --vocab_size=300 | --vocab_size=300 has no effect on nano
 prepare.py --dataset=nano --val_dataset=x | --val_dataset=x has no effect on nano
 train.py --dataset=nano --tokenizer=char | --tokenizer=char has no effect on nano
 prepare.py --dataset=small.txt --vocab_size=256 | vocab_size
