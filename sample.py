@@ -38,7 +38,7 @@ seed = 1337             # (>= 0, < 1e18) same seed, device and options: same tex
 device = 'auto'         # auto, cpu, cuda, cuda:1, mps
 dtype = 'auto'          # (auto, float32, bfloat16 or float16) may apply to matrices only (GGUF: auto is float16)
 compile = False         # generate faster, after half a minute or more of compiling
-gguf = ''               # (path) if set, only export to this file, such as model.gguf, for llama.cpp or Ollama
+gguf = ''               # (path) if set, only export to this file, named like model.gguf, for llama.cpp or Ollama
 # -----------------------------------------------------------------------------
 config = configure(globals(), quiet=True)     # standard output has only the texts
 
@@ -193,8 +193,8 @@ def write_gguf(path, model, tok, ends, dtype):
     if kind not in FAMILIES or not getattr(tok, 'merges', None):
         raise UserError('only a Llama, Qwen3 or GPT-2 with our BPE can be written; use convert_hf_to_gguf.py instead')
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f'{path} is a folder; use --gguf={path}/model.gguf')
+    if path.suffix != '.gguf':          # such as a folder, or the checkpoint itself
+        raise UserError(f'the name {path} does not end in .gguf; use one like --gguf=model.gguf')
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = partial_path(path)
     w = gguf.GGUFWriter(unfinished, kind)

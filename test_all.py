@@ -1779,7 +1779,7 @@ def test_a_model_that_gguf_lacks_is_refused(name, tok, small_bpe):
     with refuses('only a Llama'):
         write_gguf('m.gguf', small_gpt(name, vocab_size=300), tok or small_bpe, [], 'float32')
     assert not Path('m.gguf').exists()
-    with refuses('. is a folder; use --gguf=./model.gguf'):
+    with refuses('the name . does not end in .gguf; use one like --gguf=model.gguf'):
         write_gguf('.', small_gpt(vocab_size=1100), small_bpe, [], 'float32')
 
 # -----------------------------------------------------------------------------
