@@ -2930,6 +2930,7 @@ BAD_FILES = {
     'nano/train.bin': b'\0\0' * 999,
     'nano/val.bin': b'\0\0' * 999,
     'list.json': b'[]',
+    'model/config.json': b'{}',
 }
 
 # wrong command | text in the error
@@ -2942,6 +2943,7 @@ train.py --max_iters=0 | max_iters = 0 must be >= 1, < 1e10; change --max_iters
 train.py --dataset=small.txt --tokenizer=byte | too little text for this context
 train.py stray | stray
 train.py --device=cuda | --device=cpu
+train.py --out_dir=model | model is a model, and would hide a run in it; use another --out_dir
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
 train.py --n_embd=12 --n_head=4 | rope rotates pairs
 train.py --n_embd=10 | n_embd = 10

@@ -387,6 +387,8 @@ def choose_folder():
     """Returns the folder of this run, and a context in which no other process trains there. Raises UserError."""
     folder = Path(out_dir or f'out/{data_name(dataset)}')
     resuming = init_from.split(':')[0] in ('resume', 'auto')
+    if (folder / 'config.json').exists():
+        raise UserError(f'{folder} is a model, and would hide a run in it; use another --out_dir')
     if not resuming and os.environ.get('TORCHELASTIC_MAX_RESTARTS', '0') != '0':
         raise UserError('--max-restarts of torchrun would begin another run; add --init_from=auto to resume this one')
     if not (out_dir or resuming):
