@@ -62,7 +62,7 @@ mfu = 0.4               # (> 0, <= 1) resources: the share of the peak that trai
 tokens = 0.0            # (>= 0, < 1e30) resources: tokens to train on, such as 15e12 (0: those of the run)
 runs = ''               # curves: run folders, separated by commas
 variants = ''           # compare: the variants, 'name: train.py arguments', one per line or separated by semicolons
-seeds = 3               # (>= 1, < 1e6) compare: runs per variant, with --seed and the seeds after it
+seeds = 3               # (>= 1, < 1e6) compare: runs per variant, with its --seed and the seeds after it
 question = ''           # compare, curves: title of the picture
 picture = 'rows'        # compare: rows (one per variant), curves (loss by step), or an option to plot the loss against
 # -----------------------------------------------------------------------------
@@ -391,7 +391,7 @@ def bench_plan():
     config.read(['--out_dir=out/plan', '--sample_tokens=0'])
     size = choose_size(WIDTHS[0], text, 15, device, dtype)
     proxy = Variant('proxy', ' '.join([*size.arguments, f'--max_iters={size.steps}', '--max_minutes=0']))
-    proxy.run(train.seed)
+    proxy.run()
     bits = mean(proxy.values('full_val_bpb')) / size.loss
 
     print_row('layers x width', 'parameters', 'dropout', 'batch', 'ms', 'steps', 'passes', 'bits/byte')
@@ -476,18 +476,19 @@ class Variant:
         self.options = Options(dict(train.config))
         self.options.read(self.arguments)
 
-    def run(self, seed):
-        """Starts or resumes the run in a separate process, unless it has ended."""
+    def run(self, i=0):
+        """Starts or resumes the run of seed number i in a separate process, unless it has ended."""
         short = re.sub('[^A-Za-z0-9.]+', '_', self.name)
         # Other options, texts or config files make other runs. A config file may change more than options.
         parts = [as_file(self.options), *[prepare.identify(self.options[name]) for name in ('dataset', 'val_dataset')]]
         parts += [Path(argument).read_bytes() for argument in self.arguments if not argument.startswith('-')]
         mark = prepare.short_hash(repr(parts))[:6]
-        folder = Path(f'{train.out_dir or "out"}/{short}-{mark}-{seed}')
+        seed = self.options['seed'] + i
+        folder = Path(f'{self.options["out_dir"] or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             changed = [f'--{name}={value}' for name, value in train.config.items() if name in config.source]
             line = [sys.executable, train.__file__, *changed, *self.arguments, f'--seed={seed}', f'--out_dir={folder}',
-                    '--init_from=auto']
+                    f'--init_from=auto:{self.options["init_from"]}']
             done = subprocess.run(line, capture_output=True, errors='replace')          # text in any encoding
             if done.returncode not in (0, 3):           # 3: diverged
                 raise UserError(f'{folder}: train.py ended with status {done.returncode}: {done.stderr[-500:]}')
@@ -522,7 +523,7 @@ def bench_compare():
     found = read_variants()
     for i in range(seeds):
         for variant in found:
-            variant.run(train.seed + i)
+            variant.run(i)
             print(f'{variant.name}, seed {i + 1} of {seeds} | loss {variant.loss():.4f}')
     print_results(found)
     save_picture(found, picture)

@@ -2796,10 +2796,14 @@ def test_bench_curves_shows_runs_in_one_table():
     assert [cells[name][:2] for name in 'ab'] == [[f'{a:.4f}', '+0.0000'], [f'{b:.4f}', f'{b - a:+.4f}']]
     assert Path('out/curves.png').stat().st_size > 5000
 
-def test_an_experiment_takes_a_prepared_text(here):
-    folder = find_or_prepare('corpus.txt', 'byte').as_posix()
-    rows = table(run_bench(f'--what=compare --seeds=1 --max_iters=2 --dataset={folder}', variants='one:'))
-    assert rows['one'][-1] == '1 of 1'
+def test_variants_may_differ_in_seed_and_first_model(here):
+    train_here('other', '--max_iters=1 --n_layer=2 --n_head=4')
+    folder = find_or_prepare('corpus.txt', 'byte').as_posix()           # a prepared text
+    line = f'--what=compare --seeds=1 --max_iters=2 --dataset={folder}'
+    rows = table(run_bench(line, variants='one:; two: --seed=2'))
+    assert rows['one'][0] != rows['two'][0] and rows['one'][-1] == rows['two'][-1] == '1 of 1'
+    with refuses('--tokenizer=byte has no effect on other'):
+        run_bench(line, variants='three: --init_from=other')
 
 def test_an_experiment_goes_on_after_divergence(here):
     variants = 'ill: --learning_rate=1e37 --optimizer=sgd --grad_clip=0; well:'
@@ -2831,7 +2835,7 @@ def plan(here, monkeypatch):
 @pytest.fixture
 def known_text(monkeypatch):
     """Takes the place of the run that finds out how hard a text is."""
-    monkeypatch.setattr('bench.Variant.run', lambda self, seed: self.logs.append([dict(full_val_bpb=2.5)]))
+    monkeypatch.setattr('bench.Variant.run', lambda self: self.logs.append([dict(full_val_bpb=2.5)]))
 
 def test_more_time_trains_a_larger_model_until_the_text_limits_it(plan, known_text, monkeypatch):
     monkeypatch.setattr('prepare.Shards.__len__', lambda self: 10 ** 6)
