@@ -342,7 +342,8 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
         batch_size = 2 ** doublings
         batch = batch_size * c.block_size
         in_time = seconds / time_step(c, batch_size, device, dtype, False)      # steps
-        if min(2 * in_time, most / batch) <= batch:     # A batch has about as many tokens as the run has steps
+        # A batch has about as many tokens as the run has steps. If time limits them, it is larger, which is faster.
+        if 2 * in_time <= batch or most / batch <= 2 * min(batch, in_time):
             break
     if dropout:
         most *= 4           # but passes are worth two thirds
