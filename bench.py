@@ -86,11 +86,11 @@ def model_config(options=config, **others):
     sizes = dict(gpt2=50304, byte=257, char=100)        # ignore --vocab_size; char depends on the text
     return train.model_config(options, vocab_size=sizes.get(options['tokenizer'], options['vocab_size']), **others)
 
-def build(c, device, dtype='float32'):
-    """Returns a new model. On the device 'meta' it has only shapes and takes no memory."""
+def build(c, device, dtype='float32', new=True):
+    """Returns a model with new weights, or zeros. On the device 'meta' it has only shapes and takes no memory."""
     torch.manual_seed(train.seed)
     with torch.device(device):
-        model = GPT(c)
+        model = GPT(c, new)
     model.compute_dtype = getattr(torch, dtype)
     return model
 
@@ -265,9 +265,8 @@ def memory(c, B, device, dtype):
     Returns the bytes at the peak of a step of B sequences on this device, by part, not compiled: the optimizer's, and
     what the layers keep for the backward pass. They are measured with fake tensors, which have a size but no memory.
     """
-    with FakeTensorMode(), torch.device(device):
-        model = GPT(c, new=False)
-        model.compute_dtype = getattr(torch, dtype)
+    with FakeTensorMode():
+        model = build(c, device, dtype, new=False)
         optimizer = train.Optimizer(model)
         found = Counter(weights=optimizer.p.nbytes, gradients=optimizer.g.nbytes,
                         moments=sum(x.nbytes for x in optimizer.tensors.values()))
