@@ -250,10 +250,7 @@ def cut_text(path, separator):
     forms = {separator, separator.replace('\n', '\r\n')} - {''}
     with opened(path) as file:
         for block in read_blocks(file, path, forms):
-            *documents, rest = block.split(b'\xff')
-            for text in documents:
-                yield text + b'\xff'
-            yield rest
+            yield from re.findall(b'[^\xff]+\xff?|\xff', block)         # each with its end, unless the block ends first
     yield b'\xff'
 
 def suffix_of(path):
