@@ -324,6 +324,9 @@ def write(path, text):
     unfinished.write_bytes(text.encode(errors='backslashreplace'))          # a path may not be UTF-8
     unfinished.replace(path)
 
+def write_json(path, content):
+    write(path, json.dumps(content, indent=1))
+
 def sync(path):
     """Waits until a file, or a folder's list of names, is on the disk."""
     with suppress(PermissionError):         # Windows cannot open a folder

@@ -14,7 +14,6 @@ Mixed precision is explicit, without autocast. In training, weights are float32 
 and matmuls use `model.compute_dtype`, and a Linear casts its own weight. Norms, softmax and the loss are float32.
 """
 import ctypes
-import json
 import math
 import os
 import re
@@ -34,7 +33,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from configurator import (UserError, check_value, count, fields_of, file_sha256, new_folder, partial_path, read_json,
-                          remove, write)
+                          remove, write, write_json)
 
 @dataclass
 class GPTConfig:
@@ -784,9 +783,6 @@ def keep_from(folder):
     inside = folder.resolve(), (folder / '../../blobs').resolve()           # the second is that of the hub's cache
     files = [folder / name for name in KEPT if (folder / name).is_file()]
     return {file.name: file.read_bytes() for file in files if file.resolve().parent in inside}
-
-def write_json(path, content):
-    write(path, json.dumps(content, indent=1))
 
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card, kept):
     """

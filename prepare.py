@@ -36,7 +36,7 @@ import numpy as np
 from tqdm import tqdm
 
 from configurator import (UserError, configure, count, file_sha256, launch, lock, new_folder, read_json, visible,
-                          write)
+                          write_json)
 from tokenizer import (BLOCK, BYTES, END_OF_TEXT, CharTokenizer, Tokenizer, WordTokenizer, check_vocab_size,
                        count_words, encode_batch, load_tokenizer, merge_words, parallel_map, read_blocks)
 
@@ -475,7 +475,7 @@ def make_folder(folder, dataset, tokenizer, settings):
         meta.update(write_shards(new, tok, join_parts(read('encoding'))))
         meta['eot'] = tok.eot if meta['train']['documents'] > 1 else None       # None: the model never sees an end
         tok.save(new / 'tokenizer.json')
-        write(new / 'meta.json', json.dumps(meta, indent=1))
+        write_json(new / 'meta.json', meta)
 
 def write_shards(folder, tok, batches):
     """Encodes batches into shards, and prints statistics. Returns {split: its entry in meta.json}."""
