@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from configurator import UserError, configure, launch, partial_path, visible
 from model import (FAMILIES, KVCache, Linear, Replayed, can_pack, checkpoints, choose_compile, choose_device,
@@ -54,7 +53,7 @@ def next_token_probs(logits, texts=(), *, temperature=1.0, top_k=0, top_p=1.0):
     if 0 < top_k < logits.size(-1):
         largest, ids = logits.topk(top_k)
         logits = torch.full_like(logits, -math.inf).scatter(-1, ids, largest)
-    probs = F.softmax(logits / temperature, -1)
+    probs = torch.softmax(logits / temperature, -1)
     if top_p < 1:
         largest, ids = probs.sort(descending=True)
         before = largest.cumsum(-1) - largest           # the sum over all likelier tokens
