@@ -189,7 +189,7 @@ def write_gguf(path, model, tok, ends, dtype):
     """Writes a model and its BPE tokenizer to a GGUF file, with matrices in dtype and the rest in float32."""
     import gguf
     c, kind = model.config, family(model.config)
-    if kind not in FAMILIES or not getattr(tok, 'merges', None):
+    if kind not in FAMILIES or not tok.merges:
         raise UserError('only a Llama, Qwen3 or GPT-2 with our BPE can be written; use convert_hf_to_gguf.py instead')
     path = Path(path)
     if path.suffix != '.gguf':          # such as a folder, or the checkpoint itself
@@ -282,7 +282,7 @@ def main():
             prompt = Path(start[5:]).expanduser().read_text(encoding='utf-8-sig').removesuffix('\n')    # an editor's
         except (OSError, UnicodeError) as e:
             raise UserError(f'cannot read the prompt ({e}); use FILE: and the path of a text in UTF-8')
-    if prompt.endswith(' ') and getattr(tok, 'merges', None):
+    if prompt.endswith(' ') and tok.merges:
         say('the prompt ends with a space; leave it out, because the next token brings its own')
     ids = prompt_ids(tok, prompt, ends)
     if len(ids) > model.config.block_size:

@@ -118,6 +118,7 @@ class Ragged:
 class BaseTokenizer:
     """The base of all tokenizers. Subclasses call set_vocab, and define encode_ordinary and as_json or save."""
     opening = []        # ids before every prompt, such as Llama's <s>
+    merges = ()         # of BPE
 
     def set_vocab(self, vocab, special_tokens):
         """Sets the vocabulary, {id: bytes} or its items, and adds the special tokens that it lacks."""
