@@ -781,8 +781,8 @@ MANIFEST = 'manifest.json'      # the sha256 of each file of a checkpoint
 def keep_from(folder):
     """Returns the files that a model keeps when it is trained further, {name: bytes}, without links to elsewhere."""
     inside = folder.resolve(), (folder / '../../blobs').resolve()           # the second is that of the hub's cache
-    files = [folder / name for name in KEPT if (folder / name).is_file()]
-    return {file.name: file.read_bytes() for file in files if file.resolve().parent in inside}
+    files = [folder / name for name in KEPT]
+    return {file.name: file.read_bytes() for file in files if file.is_file() and file.resolve().parent in inside}
 
 def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card, kept):
     """
