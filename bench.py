@@ -66,6 +66,8 @@ seeds = 3               # (>= 1, < 1e6) compare: runs per variant, with its --se
 question = ''           # compare, curves: title of the picture
 picture = 'rows'        # compare: rows (one per variant), curves (loss by step), or an option to plot the loss against
 # -----------------------------------------------------------------------------
+if __name__ == '__main__' and train.RANK:
+    sys.stdout = None           # Only the first process prints
 config = configure(globals(), train, prepare, GPTConfig)        # train.config holds those of train.py, too
 
 # -----------------------------------------------------------------------------
@@ -612,8 +614,6 @@ def print_law(found):
 def main():
     if train.WORLD_SIZE > 1 and what != 'train':
         raise UserError(f'several processes can only time a training step; use python bench.py --what={what}')
-    if train.RANK:
-        sys.stdout = None           # other processes print nothing
     globals()[f'bench_{what}']()
 
 if __name__ == '__main__':

@@ -103,7 +103,7 @@ def configure(script, *others, quiet=False):
             sys.exit()
         launch(lambda: options.begin(sys.argv[1:]))
 
-    if os.environ.get('RANK', '0') == '0' and not quiet:
+    if not quiet:
         for name, argument in options.source.items():
             print(f'{name} = {options[name]!r}  ({visible(argument)})')
     return options
