@@ -789,10 +789,9 @@ def memory_left(run, model, size):
 
 def choose_micro_batch(run, model):
     """Returns the first of micro_batch_sizes that leaves 2% of every GPU's memory free. Raises UserError."""
-    sizes = micro_batch_sizes(run.T, run.device)
-    if 'cuda' not in run.device:
-        return sizes[0]
-    for size in sizes:
+    for size in micro_batch_sizes(run.T, run.device):
+        if 'cuda' not in run.device:
+            return size         # untried
         [left] = combine('MIN', memory_left(run, model, size))
         torch.cuda.empty_cache()
         if left > 0.02:
