@@ -342,12 +342,10 @@ def parallel_map(function, items, workers):
     try:
         with without_script, ProcessPoolExecutor(workers, context, set_work, (function,)) as pool:
             try:
-                waiting = deque()
-                for item in items:
-                    waiting.append(pool.submit(work, item))
-                    if len(waiting) > workers + 2:
-                        yield waiting.popleft().result()
+                futures = (pool.submit(work, item) for item in items)
+                waiting = deque(islice(futures, workers + 2))
                 while waiting:
+                    waiting.extend(islice(futures, 1))          # one more, if there is one
                     yield waiting.popleft().result()
             except BaseException:       # such as Ctrl-C: if the pool waited for them, a second one would make it hang
                 for process in multiprocessing.active_children():
