@@ -485,14 +485,13 @@ def write_shards(folder, tok, batches):
         start = meta[split]['tokens']
         if start == 0:
             ids = np.insert(ids, 0, tok.opening)
-        counts['tokens'] = len(ids)
         cuts = range(shard_tokens - start % shard_tokens, len(ids), shard_tokens)
         for i, part in enumerate(np.split(ids, cuts), start // shard_tokens):
             name = f'{split}_{i:03d}.bin'
             with open(folder / name, 'ab') as file:
                 file.write(part)
             sizes[name] += len(part)
-        meta[split].update(counts)          # Counter.update adds
+        meta[split].update(counts, tokens=len(ids))         # Counter.update adds
 
     for split, m in meta.items():
         if not m['tokens']:
