@@ -8,7 +8,6 @@ Generates text from a trained model.
 The first text appears as it is generated, then the rest of the batch and the speed.
 """
 import codecs
-import math
 import os
 import re
 import sys
@@ -52,7 +51,7 @@ def next_token_probs(logits, texts=(), *, temperature=1.0, top_k=0, top_p=1.0):
         top_k, temperature = 1, 1.0
     if 0 < top_k < logits.size(-1):
         largest, ids = logits.topk(top_k)
-        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, largest)
+        logits = torch.full_like(logits, float('-inf')).scatter(-1, ids, largest)
     probs = torch.softmax(logits / temperature, -1)
     if top_p < 1:
         largest, ids = probs.sort(descending=True)
