@@ -154,17 +154,20 @@ def prepare_model(model, device, dtype, compiled, rows):
             layer.forward = partial(torch.ops.quantized.linear_dynamic_fp16, W_prepack=matrix)
         elif one_row:
             layer.forward = partial(one_row_linear, layer)
+    if compiled:
+        if 'cuda' in device:
+            # With one text, a GPU is limited by the number of kernels. For GPT-2, the loop joins 172 of them into 123.
+            options = dict(coordinate_descent_tuning=one_row)
+        else:
+            from torch._inductor import config as inductor
+            # Freezing lets the compiler pack the matrices (4 texts: 0.7 times as long). As an option of torch.compile
+            # it would come too late.
+            inductor.freezing = rows > 1
+            # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
+            options = dict(realize_opcount_threshold=0, realize_reads_threshold=0)
+        model.decode = torch.compile(model.decode, options=options)
     if 'cuda' in device:
-        # With one text, a GPU is limited by the number of kernels. For GPT-2, the loop joins 172 of them into 123.
-        options = dict(coordinate_descent_tuning=one_row)
-        model.decode = Replayed(torch.compile(model.decode, options=options) if compiled else model.decode)
-    elif compiled:
-        from torch._inductor import config as inductor
-        # Freezing lets the compiler pack the matrices (4 texts: 0.7 times as long). As an option of torch.compile it
-        # would come too late.
-        inductor.freezing = rows > 1
-        # Store a matmul's input instead of recomputing it for every output row: 0.7 times as long.
-        model.decode = torch.compile(model.decode, options=dict(realize_opcount_threshold=0, realize_reads_threshold=0))
+        model.decode = Replayed(model.decode)
 
 def one_row_linear(layer, x):       # x (1, 1, d_in), or a prompt (1, T, d_in)
     # For one row, a compiled loop is 2 to 3 times as fast as F.linear. x is float32, because the loop would convert 16
