@@ -831,7 +831,7 @@ def train(run, interrupt):
     state, opt, model = run.state, run.opt, run.model
     if run.compile:         # only for training, not for evaluations
         print('compile | the first step takes half a minute to two minutes longer')
-        model = compile_both(run.model, opt)
+        model = compile_both(model, opt)
     micro = choose_micro_batch(run, model)
     print(f'steps   | {max_iters:,} of {batch_size} x {run.T} tokens ({max_iters * batch_size * run.T:,} of '
           f'{len(run.train_data):,}), micro-batch {micro}\n')
