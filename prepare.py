@@ -531,7 +531,7 @@ def read_nanogpt(folder):
         meta['vocab_size'] = max(meta['vocab_size'], int(first.max()) + 1)
     meta['eot'] = 50256 if meta['vocab_size'] == 50257 else None           # GPT-2's
     if (folder / 'tokenizer.json').exists():
-        tok = load_tokenizer(folder / 'tokenizer.json')
+        tok = load_tokenizer(folder)
         meta.update(vocab_size=tok.vocab_size, eot=tok.eot if tok.eot in range(meta['vocab_size']) else None)
     return meta
 

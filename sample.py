@@ -271,7 +271,7 @@ def main():
     compiled = choose_compile(compile, device)
     dtype = choose_dtype(config['dtype'], device, num_samples, compiled)
     model = load_model(folder)
-    tok = load_tokenizer(folder / 'tokenizer.json')
+    tok = load_tokenizer(folder)
     ends = find_ends(folder, model.config.vocab_size)
     if gguf:
         dtype = config['dtype'].replace('auto', 'float16')
