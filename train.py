@@ -221,16 +221,17 @@ class Optimizer(torch.optim.Optimizer):
         self.t = 0              # steps taken
         self.constants = dict(beta1=beta1, beta2=beta2, eps=adam_eps)       # for the rules that use these
         total = math.ceil(sum(w.numel() for w in params.values()) / 4096) * 4096        # clip views it as 4,096 rows
-        self.p, self.g = torch.zeros(2, total, device=model.lm_head.weight.device)
+        vectors = torch.zeros(2, total, device=model.lm_head.weight.device)
+        self.p, self.g = vectors
         self.tensors = {}       # saved with the model: m.<name>, v.<name>; add yours after the loop
 
         end = 0
         for group in self.groups:
             sizes = [params[name].numel() for name in group.names]
-            here = slice(end, end + sum(sizes))
-            end = here.stop
+            begin, end = end, end + sum(sizes)
+            p, g = vectors[:, begin:end]
             letters = moments_of(group.rule)
-            group.flat = [self.p[here], self.g[here], *[torch.zeros_like(self.p[here]) for _ in letters]]
+            group.flat = [p, g, *[torch.zeros_like(p) for _ in letters]]
             parts = [vector.split(sizes) for vector in group.flat]
             for name, p_part, g_part, *moments in zip(group.names, *parts):
                 w = params[name]
