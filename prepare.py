@@ -468,9 +468,8 @@ def make_folder(folder, dataset, tokenizer, settings):
             print(f'{what}: {count(len(paths), "file")}, {size:,} bytes, first {visible(paths[0])}')
     read = partial(split_texts, train, val, settings['separator'], settings['val_fraction'])
     tok = make_tokenizer(tokenizer, settings['vocab_size'], join_parts(read('learning tokens')))
-    source = DATASETS.get(dataset, {}).get('source', dataset)
-    meta = dict(settings, dataset=dataset, source=source, val_dataset=val_dataset, tokenizer=tokenizer,
-                vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str)
+    meta = dict(settings, dataset=dataset, source=DATASETS.get(dataset, {}).get('source', dataset),
+                val_dataset=val_dataset, tokenizer=tokenizer, vocab_size=tok.vocab_size, dtype=np.dtype(tok.dtype).str)
     with new_folder(folder) as new:
         meta.update(write_shards(new, tok, join_parts(read('encoding'))))
         meta['eot'] = tok.eot if meta['train']['documents'] > 1 else None       # None: the model never sees an end
