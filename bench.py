@@ -515,10 +515,9 @@ def read_variants():
     if not lines or not all(':' in line for line in lines):
         raise UserError('no variants to compare, or one without a name; add config/lab_ablations.py, or '
                         '--variants="a: --n_embd=64; b: --n_embd=128"')
-    found = [Variant(*line.split(':', 1)) for line in lines]
     if picture not in ('rows', 'curves', *train.config):
         raise UserError(f'picture = {picture!r} is not an option; use --picture=rows, curves or an option of train.py')
-    return found
+    return [Variant(*line.split(':', 1)) for line in lines]
 
 def bench_compare():
     """Runs every variant with every seed, interleaved, so that a slow hour slows all alike. Returns the variants."""
