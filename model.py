@@ -333,9 +333,9 @@ class KVCache:
     them. Change it only in place (k[layer][:] = k[layer][order]), because CUDA graphs keep addresses.
     """
     def __init__(self, model, batch, size):
-        config, device = model.config, model.lm_head.weight.device
+        config = model.config
         shape = (batch, config.n_kv_head, size, config.head_dim)
-        with device:            # The tensors are made there.
+        with model.lm_head.weight.device:           # The tensors are made there.
             # Each layer has its own tensor, because compiled code would copy all of a shared one at every step.
             self.k = [torch.zeros(shape, dtype=model.compute_dtype) for _ in range(config.n_layer)]
             self.v = [torch.zeros_like(k) for k in self.k]
