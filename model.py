@@ -433,7 +433,7 @@ class GPT(nn.Module):
     def prefill(self, texts, cache):
         """Fills a cache with texts, lists of at least one id. Returns the logits (B, vocab_size) that follow them."""
         idx = nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
-        cache.lengths[:] = torch.tensor([len(text) for text in texts])
+        cache.lengths[:] = torch.tensor([*map(len, texts)])
         x = self.run_layers(idx.to(cache.lengths.device), cache)
         return self.logits(x[cache.rows[:, 0], cache.lengths - 1])
 
