@@ -373,8 +373,7 @@ def time_step(c, batch_size, device, dtype, compiled):
     """Returns the median of the seconds that a training step takes."""
     config.read([f'--batch_size={batch_size}'])
     torch.compiler.reset()          # otherwise it would compile once for all sizes, which is slower
-    step = make_step(c, device, dtype, compiled)
-    return median(laps(step, device, 10)[3:])
+    return median(laps(make_step(c, device, dtype, compiled), device, 10)[3:])
 
 def bench_plan():
     """Prints what models of growing width should reach in --max_minutes, and a command for the lowest loss."""
