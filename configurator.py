@@ -155,17 +155,17 @@ def check_value(value, name, options, where):
 
 def run_file(path, options):
     """Runs a config file with the options so far. Returns {name: value} of those that it changes. Raises UserError."""
-    if not path.endswith('.py') or not os.path.isfile(path):
-        raise UserError(f'{path} is not a config file; use one of config/, --key=value with two dashes (for a text, '
-                        f'--dataset={path}), or for a run, {path}/config.py (in sample.py, --out_dir={path})')
+    if not path.endswith('.py'):
+        raise UserError(f'{path} is not a config file; use one of config/, the config.py of a run, or an option with two '
+                        f'dashes (--dataset for a text; in sample.py, --out_dir for a run)')
     try:
         found = runpy.run_path(path, dict(options))         # the file's globals start as the options
-    except Exception as e:          # any error in the file is the user's to fix
+    except Exception as e:          # any error in the file is the user's to fix, and so is a missing file
         where = path            # enough for a SyntaxError, whose text has the line
         for frame in inspect.getinnerframes(e.__traceback__):
             if frame.filename == path:
                 where = f'{path}, line {frame.lineno}'
-        raise UserError(f'{where}: {type(e).__name__}: {e}; fix the file and run it again')
+        raise UserError(f'{where}: {type(e).__name__}: {e}; correct the file, or its path')
 
     changed = {}
     for name, value in found.items():

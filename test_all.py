@@ -2984,7 +2984,8 @@ prepare.py --dataset=small.txt --tokenizer=list.json | list.json ('list' object 
 prepare.py --dataset=small.txt --separator=n | in the shell; quote it, as in --separator=
 bench.py --num_gpus=0 --what=resources | num_gpus
 bench.py --what=nonsense | nonsense
-train.py out/mine | for a run, out/mine/config.py
+train.py out/mine | out/mine is not a config file; use one of config/, the config.py of a run, or
+train.py config/none.py | config/none.py: FileNotFoundError: [Errno 2] No such file or directory
 bench.py --what=plan --dataset=small.txt | add --max_minutes
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=--n_layer=1 | or one without a name
