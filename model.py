@@ -838,4 +838,4 @@ def newest_intact(run, to_resume=True):
         except UserError as e:
             print(f'skipped: {e}', file=sys.stderr)
     raise UserError(f'{run} has no intact checkpoint; wait for its first one, train it with --init_from=auto, or use '
-                    f'another folder (runs are in out/)')
+                    f'another folder (runs are in out/, models in the snapshots/ of a hub cache)')
