@@ -924,18 +924,14 @@ def test_a_model_on_a_gpu_stays_there(name, monkeypatch):
 
 # -- the machine: device, dtype and compiler, chosen by what torch reports
 @parametrize('gpus, mps, device', [(2, False, 'cuda:1'), (0, True, 'mps'), (0, False, 'cpu')])
-def test_auto_is_the_fastest_device(gpus, mps, device, monkeypatch):
+@parametrize('cuda', [None, '12.6'])         # on Windows, pip installs a torch for CPUs
+def test_auto_is_the_fastest_device_and_names_an_unused_gpu(gpus, mps, device, cuda, monkeypatch, capsys):
     monkeypatch.setattr('torch.cuda.device_count', lambda: gpus)
     monkeypatch.setattr('torch.backends.mps.is_available', lambda: mps)
-    assert choose_device('auto', local_rank=1) == device
-
-@parametrize('version, warns', [(None, True), ('12.6', False)])
-def test_an_unused_gpu_is_named(version, warns, monkeypatch, capsys):
-    """On Windows, pip installs a torch for CPUs."""
-    monkeypatch.setattr('torch.version.cuda', version)
+    monkeypatch.setattr('torch.version.cuda', cuda)
     monkeypatch.setattr('shutil.which', lambda name: name == 'nvidia-smi')
-    choose_device('auto')
-    assert ('this torch is a CPU build' in capsys.readouterr().err) == warns
+    assert choose_device('auto', local_rank=1) == device
+    assert ('this torch is a CPU build' in capsys.readouterr().err) == (device == 'cpu' and not cuda)
 
 # device | what it has, 'text' if it generates, 'compiled' if compiled | dtype
 @cases('device, there, want', '''
