@@ -1653,18 +1653,14 @@ def test_a_text_shown_in_parts_is_complete(printed):
         assert printed().strip('\n') == text.strip('\n')
     assert '\ufffd' in ''.join(together) and len({*together}) == 5
 
-def test_a_text_that_ended_counts_no_tokens(capsys):
-    sample.print_texts(lambda: [[65, 66], [None, 67]], byte_tokenizer(), 'p')
-    out, err = capsys.readouterr()
-    assert out == f'pA\n{"-" * 40}\npBC\n' and err.startswith('3 tokens in')
-
-def test_each_token_is_shown_at_once():
-    """A pipe shows nothing until it is flushed."""
+def test_each_token_is_shown_at_once_and_counted(capsys):
+    """A pipe shows nothing until it is flushed. A text that ended counts no tokens."""
     stream, shown = io.StringIO(), []
     stream.flush = lambda: shown.append(stream.getvalue())
     with redirect_stdout(stream):
-        sample_once(write_run('a', CharTokenizer('ACGT')), start='A', max_new_tokens=5)
-    assert [len(text) for text in shown[:5]] == [2, 3, 4, 5, 6]
+        sample.print_texts(lambda: iter([[65, 66], [66, 67], [None, 68]]), byte_tokenizer(), 'p')
+    assert shown == ['pA', 'pAB'] and stream.getvalue() == f'pAB\n{"-" * 40}\npBCD\n'
+    assert capsys.readouterr().err.startswith('5 tokens in')
 
 def test_sample_takes_the_newest_intact_checkpoint(capsys):
     write_run('older')
