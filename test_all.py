@@ -1728,7 +1728,7 @@ def small_bpe():
     return make_tokenizer('gpt2', 'it was a cat, it was a hat, and that was that. ' * 9)
 
 @parametrize('name', EXPORTED)
-def test_a_gguf_file_holds_the_model(name, small_bpe):
+def test_a_gguf_file_holds_model_and_tokenizer(name, small_bpe):
     model = small_gpt(name, vocab_size=1100)
     write_gguf('m.gguf', model, small_bpe, [], 'float32')
     fields, tensors = read_gguf()
@@ -1742,15 +1742,10 @@ def test_a_gguf_file_holds_the_model(name, small_bpe):
     for key, x in weights_of_gguf(tensors, kind, c).items():
         assert torch.equal(x, want.pop(key)[:1100]), key
     assert not want
-
-def test_a_gguf_file_holds_the_tokenizer(small_bpe):
-    write_gguf('m.gguf', small_gpt(vocab_size=1100), small_bpe, [small_bpe.eot], 'float32')
-    fields, _ = read_gguf()
     tokens, eot = fields['tokens'], small_bpe.eot
     assert [fields['model'], fields['pre'], fields['add_bos_token']] == ['gpt2', 'gpt-2', False]
     assert fields['merges'][:2] == ['a t', 'w a'] and len(fields['merges']) == len(small_bpe.merges)
     assert len({*tokens}) == 1100 and tokens[small_bpe.id_of[b' was']] == 'Ġwas' and tokens[eot] == END_OF_TEXT
-    assert fields['bos_token_id'] == fields['eos_token_id'] == eot
     assert fields['token_type'] == [1] * eot + [3] + [5] * (1099 - eot)         # normal, control, unused
 
 @parametrize('dtype, number', [('auto', 1), ('bfloat16', 30)])
@@ -1759,7 +1754,7 @@ def test_gguf_matrices_are_float16_unless_asked(dtype, number, small_bpe):
     sample_once(folder, gguf='new/a/m.gguf', dtype=dtype)
     fields, tensors = read_gguf('new/a/m.gguf')
     assert {len(tensor.shape): tensor.tensor_type for tensor in tensors} == {1: 0, 2: number}
-    assert fields['eos_token_id'] == 7
+    assert fields['bos_token_id'] == fields['eos_token_id'] == 7
 
 @parametrize('name, tok', [('no norm', None), ('qwen3', byte_tokenizer()), ('qwen3', CharTokenizer('a'))])
 def test_a_model_that_gguf_lacks_is_refused(name, tok, small_bpe):
