@@ -88,8 +88,7 @@ def can_compile():
 needs_compiler = pytest.mark.skipif(not can_compile(), reason='cannot compile')
 close = torch.testing.assert_close
 
-# -----------------------------------------------------------------------------
-# Helpers: files and text
+# -- helpers: files and text
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     """Runs every test in a folder with corpus.txt and byte.py, without a network, and with the same random numbers."""
@@ -154,8 +153,7 @@ def random_text(n=200):
     """Returns text that is hard to tokenize: scripts, white space, contractions, digits, emoji, control characters."""
     return ''.join(random.choice(BITS if random.random() < 0.9 else CHARS) for _ in range(n))
 
-# -----------------------------------------------------------------------------
-# Helpers: running scripts
+# -- helpers: running scripts
 def launch(*args, status=0, **env):
     """Runs `python <args>` in its own process, as a user would, and checks its exit status."""
     done = subprocess.run([sys.executable, *args], env=os.environ | env, capture_output=True, encoding='utf-8',
@@ -243,8 +241,7 @@ def status_of(process):
     process.kill()
     return status
 
-# -----------------------------------------------------------------------------
-# Helpers: tokenizers and models
+# -- helpers: tokenizers and models
 def train_on(text, vocab_size, special_tokens=(), pattern='gpt2', workers=1):
     Path('text.txt').write_bytes(text.encode())
     return train_bpe('text.txt', vocab_size, special_tokens, pattern, workers)
