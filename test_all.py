@@ -338,7 +338,6 @@ def options_after(*arguments):
     options.read(arguments)
     return options
 
-# arguments | the option that they set | its value
 @cases('arguments, name, value', '''
 --lr=2 | lr | 2.0
 --name=p=q | name | 'p=q'
@@ -406,16 +405,15 @@ def test_files_and_arguments_keep_every_value(values):
     assert options_after('--a=9', 'run.py') == values
     assert options_after(*[f'--{name}={value}' for name, value in values.items()]) == values
 
-# text of a config file | the error
-@cases('text, says', r'''
+@cases('config, says', r'''
 a = 1.5 | c.py.* a whole number
 lr = "high" | c.py.* a number
 betas = [0.9, 0.95] | unknown option betas .c.py.
 a = 2\n\na = 1 / 0 | c.py, line 3.*division
 name = "\xe9" | c.py.*utf-8
 ''')
-def test_a_wrong_config_file_is_named(text, says):
-    Path('c.py').write_bytes(text.encode().decode('unicode_escape').encode('latin-1'))
+def test_a_wrong_config_file_is_named(config, says):
+    Path('c.py').write_bytes(config.encode().decode('unicode_escape').encode('latin-1'))
     with refuses(says):
         options_after('c.py')
 
@@ -436,7 +434,6 @@ def test_help_explains_every_option(name, line, printed):
         assert re.search(wanted, out)
     assert str(HERE) not in out
 
-# error | exit status | text in its only line
 @cases('error, status, says', r'''
 UserError('a\x1b[2Jb.txt is gone\nuse another') | 2 | error: a\x1b[2Jb.txt is gone use another
 OSError(28, 'No space left on device') | 2 | make room
@@ -1083,8 +1080,7 @@ def test_a_field_is_off_or_set_in_llama():
         others = GPTConfig.__dataclass_fields__.keys() - {*known.keys.values(), *known.values, *UNSAVED_FIELDS}
         assert not any(getattr(GPTConfig(), name) for name in others), 'add a field that is on by default to LLAMA'
 
-# kind of model | file | text in it | replacement | the error
-@cases('kind, name, old, new, says', '''
+@cases('model, file, old, new, says', '''
 llama | config.json | "llama" | "mamba" | the architecture 'mamba' is not supported
 qwen3 | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
 gpt2 untied | config.json | "tie_word_embeddings": false | "tie_word_embeddings": true | has its own head
@@ -1104,10 +1100,10 @@ no norm | config.json | "gpt_config": { | "gpt_config": {"height": 2, | config.j
 llama | config.json | "rms_norm_eps": 1e-05 | "rms_norm_eps": 1e9 | describes no model .UserError: norm_eps = .* < 1
 llama | config.json | "num_hidden_layers": 2 | "num_hidden_layers": true | describes no model .UserError: n_layer = True
 ''')
-def test_files_that_do_not_fit_are_refused(kind, name, old, new, says):
-    folder = save(small_gpt(kind))
+def test_files_that_do_not_fit_are_refused(model, file, old, new, says):
+    folder = save(small_gpt(model))
     os.remove(folder / 'manifest.json')
-    change(folder / name, old, new)
+    change(folder / file, old, new)
     with refuses(says):
         load_model(folder)
 
@@ -1261,7 +1257,6 @@ def test_a_long_text_is_read_in_parts(monkeypatch):
         assert max(len(part) for _, part in parts) < 10_000
         assert sizes == tuple(sum(len(part) for name, part in parts if name == split) for split in ('train', 'val'))
 
-# files of a folder for training | for validation | left out
 @cases('train, val, test', '''
 train.txt | validation.txt | test.txt
 a.txt~ test-train.txt | VAL1.txt | x_TEST/e.txt
@@ -2533,7 +2528,6 @@ def test_a_process_waits_for_its_partner_in_seconds():
     assert said().splitlines()[-1].startswith('error: the 2 processes did not find each other in 1 s (')
     assert not Path('a').exists() and time.monotonic() - began < 45
 
-# variables that torchrun sets | text in the error
 @cases('variables, says', '''
 RANK=1 | use torchrun, or unset both
 WORLD_SIZE=2 | use torchrun, or unset both
@@ -2912,8 +2906,7 @@ BAD_FILES = {
     'model/config.json': b'{}',
 }
 
-# wrong command | text in the error
-@cases('line, says', r'''
+@cases('command, says', r'''
 train.py --bach_size=4 | batch_size
 train.py --dataset=nosuch | no text at 'nosuch'
 train.py --gradient_accumulation_steps=8 | batch_size counts
@@ -2968,13 +2961,13 @@ bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=--n_layer=1 | or one without a name
 bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
 ''')
-def test_a_mistake_is_one_line_and_status_2(line, says):
+def test_a_mistake_is_one_line_and_status_2(command, says):
     import pyarrow.parquet
     for name, data in BAD_FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(data)
     pyarrow.parquet.write_table(pyarrow.table(dict(a=['a'], b=['b'])), 'a.parquet')
-    assert says in refusal(line)
+    assert says in refusal(command)
     assert not Path('out').exists()
     assert not left() or 'too little text' in says
 
