@@ -2085,11 +2085,17 @@ def test_a_resume_reads_a_damaged_log_and_removes_damaged_checkpoints(straight, 
     write('a/step_00000012/config.json', '{}')
     assert resume('--max_iters=10').kept == [4, 8, 10]
 
-def test_another_batch_size_continues_the_same_text(straight):
+def test_another_batch_size_is_printed_and_continues_the_same_text(straight, printed):
     data = Mock(starts=lambda first, *others: first)
     assert train.next_sequences(Mock(state=train.State(step=3, tokens=5 * 16), train_data=data, T=16)) == (5, 16)
-    run = resume('--max_iters=13 --batch_size=4 --block_size=8')
+    run = resume('--max_iters=13 --batch_size=4 --block_size=8 --seed=5')
     assert run.steps[-1]['tokens'] == 12 * 8 * 16 + 4 * 8 and options_in('a/config.py')['batch_size'] == 4
+    [line] = re.findall('^changed [|] (.*)$', printed(), re.M)
+    assert [change for change in line.split(', ') if 'dataset' not in change] == [
+        'block_size = 8', 'max_iters = 13', 'seed = 5', 'batch_size = 4']
+    os.remove('a/config.py')
+    resume('--max_iters=14')
+    assert 'config.py is missing' in printed()
 
 @not_windows
 def test_a_checkpoint_elsewhere_is_not_removed(straight):
@@ -2113,15 +2119,6 @@ def test_config_py_describes_the_first_model():
     assert command(f'{line} --out_dir=a') == command('train.py a/config.py --init_from=scratch --out_dir=b') == 0
     assert read_json(Run('b').last / 'config.json') == read_json(other.last / 'config.json')
     assert options_in('a/config.py')['tokenizer'].endswith('tokenizer.json')
-
-def test_a_resume_prints_which_options_changed(straight, printed):
-    resume('--max_iters=13 --batch_size=4 --seed=5')
-    [line] = re.findall('^changed [|] (.*)$', printed(), re.M)
-    assert [change for change in line.split(', ') if 'dataset' not in change] == [
-        'max_iters = 13', 'seed = 5', 'batch_size = 4']
-    os.remove('a/config.py')
-    resume('--max_iters=14')
-    assert 'config.py is missing' in printed()
 
 # an option that may not change | text in the error
 CHANGES = '''
