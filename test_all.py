@@ -1884,8 +1884,10 @@ def test_the_rate_never_jumps(decay, warmup_iters, min_lr):
 def options_in(path):
     return configurator.run_file(str(path), Options(dict(train.config)))
 
-def test_a_run_learns_and_describes_itself():
-    run = train_here('a', f'--max_iters=12 --eval_interval=5 --dataset={os.getcwd()}/corpus.txt')
+def test_a_run_learns_describes_itself_and_prints_a_sample(printed):
+    options = '--max_iters=12 --eval_interval=5 --sample_tokens=20 --sample_start=def'
+    run = train_here('a', f'{options} --dataset={os.getcwd()}/corpus.txt')
+    assert re.search('\n-{40}\ndef.+\n-{40}\n', printed(), re.S)
     assert len(run.losses) == 12 and run.losses[-1] < run.losses[0] - 0.5 and run.kept == [10, 12]
     for step, loss in zip(run.kept, run.val_losses[1:], strict=True):
         card = Path(f'a/step_{step:08d}/README.md').read_text()
@@ -1976,10 +1978,6 @@ def test_a_second_loss_is_minimized_and_logged(monkeypatch):
     assert run.losses[0] < 6 and decays == sorted(decays)[::-1] and decays[-1] < 0.96 * decays[0]
     model, idx = small_gpt(), random_ids(2, 8)
     near(model(idx, idx), cross_entropy(model(idx), idx), 1e-5)         # an evaluation leaves it out
-
-def test_an_evaluation_prints_a_sample(printed):
-    train_here('a', '--max_iters=1 --sample_tokens=20 --sample_start=def')
-    assert re.search('\n-{40}\ndef.+\n-{40}\n', printed(), re.S)
 
 def test_old_checkpoints_go_and_the_best_stays(printed):
     """The first is the best here, because training makes the validation text ever less likely."""
