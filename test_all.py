@@ -1309,12 +1309,6 @@ def test_folders_that_cannot_be_read_are_refused(monkeypatch):
         with refuses('hub.x.snapshots cannot be read'):
             prepare.find_files(dataset)
 
-def test_a_data_set_precedes_a_folder(printed, monkeypatch):
-    write('names/a.txt', 'a')
-    monkeypatch.setattr('prepare.fetch', lambda name, known: None)
-    prepare.find_splits('names')
-    assert 'for the file or folder with this name, use --dataset=./names\n' in printed()
-
 def test_the_default_data_set_is_pythons_library(monkeypatch):
     splits = prepare.find_splits('python')
     assert len(splits['train']) > 300 and len(splits['val']) > 40
@@ -1424,7 +1418,8 @@ def test_a_data_set_is_downloaded_once(monkeypatch):
     repos = [(call.args[0], call.kwargs['repo_type']) for call in download.call_args_list]
     assert repos == [('roneneldan/TinyStories', 'dataset')] * 2 + [('openai-community/gpt2', 'model')]
 
-def test_a_download_must_have_its_sha256(monkeypatch):
+def test_a_download_must_have_its_sha256_and_precedes_a_folder(monkeypatch, printed):
+    write('names/a.txt', 'a')
     there, text = Path('there.txt'), b'emma\nolivia\n' * 50
     known = dict(prepare.DATASETS['names'], url=there.resolve().as_uri())
     monkeypatch.setitem(prepare.DATASETS, 'names', known)
@@ -1435,6 +1430,7 @@ def test_a_download_must_have_its_sha256(monkeypatch):
         there.write_bytes(text)         # it was missing; now its text is wrong
     known['sha256'] = configurator.file_sha256(there)
     assert {*Prepared('names', tokenizer='char').train_texts} == {'emma', 'olivia'}
+    assert 'for the file or folder with this name, use --dataset=./names\n' in printed()
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
