@@ -2717,14 +2717,10 @@ def here(monkeypatch):
 LAB = '--what=compare --max_iters=3 --optimizer=adamw --out_dir=out/lab --seeds=2 --seed=4'
 TWO = 'run, as it is: ; run, small: small.py --n_layer=1\n'
 
-@pytest.fixture
-def lab(here):
-    """Returns the table of an experiment with two variants and two seeds."""
+def test_every_variant_is_trained_once_with_every_seed(here):
+    """The table has the mean and standard deviation of the seeds. Only other options, files or texts make new runs."""
     write('small.py', 'n_embd = 16\n')
-    return table(run_bench(LAB, variants=TWO))
-
-def test_every_variant_is_trained_with_every_seed(lab, here):
-    """The table has the mean and standard deviation of the seeds."""
+    lab = table(run_bench(LAB, variants=TWO))
     assert lab['run, as it is'][-1] == lab['run, small'][-1] == '2 of 2'
     names = sorted(os.listdir('out/lab'))
     assert [re.sub('-[0-9a-f]{6}', '', name) for name in names] == ['curves.png', 'run_as_it_is-4', 'run_as_it_is-5',
@@ -2737,7 +2733,6 @@ def test_every_variant_is_trained_with_every_seed(lab, here):
     assert losses[1] == alone.full_loss
     assert lab['run, as it is'][0] == f'{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}'
 
-def test_only_other_options_are_trained_again(lab, here):
     assert table(run_bench(f'{LAB} --max_iters=4 --seeds=1 --picture=seed', variants=TWO)).keys() == lab.keys()
     assert table(run_bench(LAB, variants=TWO)) == lab and len(here) == 6
     write('small.py', 'n_embd = 16 ')
