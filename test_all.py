@@ -2876,9 +2876,7 @@ BAD_FILES = {
     'space.csv': b' text\na\n',
     'quote.tsv': b'id\ttext\n1\t"a\n2\tb"\n',
     'cut.txt.gz': gzip.compress(b'a few words')[:-9],
-    'cut/train.bin': b'\0\0' * 999,
-    'nano/train.bin': b'\0\0' * 999,
-    'nano/val.bin': b'\0\0' * 999,
+    **dict.fromkeys(['cut/train.bin', 'nano/train.bin', 'nano/val.bin'], b'\0\0' * 999),
     'list.json': b'[]',
     'model/config.json': b'{}',
 }
