@@ -1864,9 +1864,7 @@ def test_the_rate_warms_up_decays_and_stays(decay, then):
     rates = rates_of(190, min_lr=0.1, warmup_iters=10, max_iters=110, lr_decay=decay)
     near(rates[[0, 5, 10, 35, 36, 60, 110, 190]], [0.0, 0.5, 1.0, *then, 0.1, 0.1], 1e-3)
 
-@parametrize('decay', ['linear', 'cosine'])
-@parametrize('warmup_iters', [1, 40, 99, 150])
-@parametrize('min_lr', [0.1, 3.0])
+@parametrize('decay, warmup_iters, min_lr', itertools.product(['linear', 'cosine'], [1, 40, 99, 150], [0.1, 3.0]))
 def test_the_rate_never_jumps(decay, warmup_iters, min_lr):
     rates = rates_of(100, min_lr=min_lr, warmup_iters=warmup_iters, max_iters=100, lr_decay=decay)[1:]
     assert abs(np.diff(rates)).max() < 0.04 and rates.max() <= 1.0
