@@ -2884,7 +2884,6 @@ train.py --gradient_accumulation_steps=8 | batch_size counts
 train.py --lr_decay_iters=9 | reaches min_lr at max_iters
 train.py --max_iters=0 | max_iters = 0 must be >= 1, < 1e10; change --max_iters
 train.py --dataset=small.txt --tokenizer=byte | too little text for this context
-train.py stray | stray
 train.py --device=cuda | --device=cpu
 train.py --out_dir=model | model is a model, and would hide a run in it; use another --out_dir
 train.py --batch_size=6 --micro_batch_size=4 | use --batch_size=8
