@@ -2371,13 +2371,6 @@ def start_ranks(n, *lines):
 def said():         # by rank 0
     return Path('said0.txt').read_text()
 
-def wait_for(process, text):
-    """Waits until rank 0 has printed this text."""
-    deadline = time.monotonic() + 60
-    while text not in said():
-        assert process.is_alive() and time.monotonic() < deadline
-        time.sleep(0.01)
-
 # This config file runs before training, disables plots, and adds a fault to each batch.
 FAULTS = '''
 import os, pathlib, prepare, resource, signal, sys, time
@@ -2426,7 +2419,9 @@ def test_a_signal_saves_and_stops_all_processes(n, kind):
     write_faults('time.sleep(0.05)')
     line = f'train.py {SMALL_RUN} {options} --out_dir=b'
     ranks = start_ranks(n, *[f'{line} faults.py'] * n)
-    wait_for(ranks[0], '\nstep 3 ')
+    while '\nstep 3 ' not in said():
+        assert ranks[0].is_alive()
+        time.sleep(0.01)
     refused = refusal(f'{line} --init_from=auto')
     assert 'another process works in b; if none does, remove b/.lock, else use another --out_dir' in refused
     os.kill(ranks[-1].pid, kind)
