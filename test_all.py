@@ -2699,13 +2699,12 @@ def here(monkeypatch):
     monkeypatch.setattr('subprocess.run', run)
     return commands
 
-LAB = '--what=compare --max_iters=3 --optimizer=adamw --out_dir=out/lab --seeds=2 --seed=4'
-TWO = 'run, as it is: ; run, small: small.py --n_layer=1\n'
-
 def test_every_variant_is_trained_once_with_every_seed(here):
     """The table has the mean and standard deviation of the seeds. Only other options, files or texts make new runs."""
     write('small.py', 'n_embd = 16\n')
-    lab = table(run_bench(LAB, variants=TWO))
+    line = '--what=compare --max_iters=3 --optimizer=adamw --out_dir=out/lab --seeds=2 --seed=4'
+    compare = partial(run_bench, variants='run, as it is: ; run, small: small.py --n_layer=1\n')
+    lab = table(compare(line))
     assert lab['run, as it is'][-1] == lab['run, small'][-1] == '2 of 2'
     names = sorted(os.listdir('out/lab'))
     assert [re.sub('-[0-9a-f]{6}', '', name) for name in names] == ['curves.png', 'run_as_it_is-4', 'run_as_it_is-5',
@@ -2718,12 +2717,12 @@ def test_every_variant_is_trained_once_with_every_seed(here):
     assert losses[1] == alone.full_loss
     assert lab['run, as it is'][0] == f'{np.mean(losses):.4f} ± {np.std(losses, ddof=1):.4f}'
 
-    assert table(run_bench(f'{LAB} --max_iters=4 --seeds=1 --picture=seed', variants=TWO)).keys() == lab.keys()
-    assert table(run_bench(LAB, variants=TWO)) == lab and len(here) == 6
+    assert table(compare(f'{line} --max_iters=4 --seeds=1 --picture=seed')).keys() == lab.keys()
+    assert table(compare(line)) == lab and len(here) == 6
     write('small.py', 'n_embd = 16 ')
-    run_bench(LAB, variants=TWO)
+    compare(line)
     write_corpus(documents=29)
-    run_bench(LAB, variants=TWO)
+    compare(line)
     assert len(here) == 6 + 2 + 4
 
 def test_bench_curves_shows_runs_in_one_table():
