@@ -1168,12 +1168,13 @@ def test_a_crash_while_saving_leaves_intact_checkpoints(error, monkeypatch):
         shutil.rmtree(run / 'step_00000002', ignore_errors=True)
     assert seen == sorted(seen) and seen.count('step_00000001') > 10
 
-def test_a_crash_while_removing_leaves_no_half(monkeypatch):
+def test_a_crash_while_removing_leaves_no_half():
     folder = save(small_gpt(), 'run/step_00000001')
-    monkeypatch.setattr('shutil.rmtree', Mock(side_effect=Killed))
-    with pytest.raises(Killed):
+    with patch('shutil.rmtree', side_effect=Killed), pytest.raises(Killed):
         remove_checkpoint(folder)
     assert not checkpoints('run')
+    remove_checkpoint(save(small_gpt(), folder.with_name('step_00000002')))
+    assert os.listdir('run') == []          # nor does it pile up
 
 # -- the hub
 def test_a_download_begins_with_config_json_and_may_fail(monkeypatch):
