@@ -2918,7 +2918,7 @@ train.py config/none.py | config/none.py: FileNotFoundError: [Errno 2] No such f
 bench.py --what=plan --dataset=small.txt | add --max_minutes
 bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=--n_layer=1 | or one without a name
-bench.py --what=compare --variants=a: --picture=seeds | picture = 'seeds'
+bench.py --what=compare --variants=a: --picture=mlp | picture = 'mlp' must be rows, curves or an option of train.py
 ''')
 def test_a_mistake_is_one_line_and_status_2(command, says):
     import pyarrow.parquet
