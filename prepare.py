@@ -62,7 +62,7 @@ def check_options(tokenizer, vocab_size):
     """Raises UserError if an option's value is not valid."""
     if tokenizer not in TOKENIZERS and not os.path.isfile(tokenizer):
         raise UserError(f'tokenizer = {tokenizer!r} is unknown; use {", ".join(TOKENIZERS)}, or the path of a '
-                        f'tokenizer.json')
+                        f'tokenizer.json, such as that of a checkpoint')
     if tokenizer in ('bpe', 'word'):
         check_vocab_size(vocab_size, [END_OF_TEXT])
     if separator in 'n nn rn t'.split():        # A shell removes an unquoted backslash
@@ -405,13 +405,13 @@ def find_or_prepare(dataset, tokenizer, vocab_size=4096):
     """
     if is_prepared(dataset):
         return Path(dataset)
+    texts = [identify(dataset), identify(val_dataset)]
     check_options(tokenizer, vocab_size)
     settings = dict(format=FORMAT, tokenizer=tokenizer if tokenizer in TOKENIZERS else file_sha256(tokenizer),
                     vocab_size=vocab_size, pattern=pattern, separator=separator_of(dataset), text_field=text_field,
                     val_fraction=val_fraction or DATASETS.get(dataset, {}).get('val_fraction', 0.1),
                     shard_tokens=shard_tokens)
     kind = f'{tokenizer}{vocab_size}' if tokenizer in ('bpe', 'word') else Path(tokenizer).stem
-    texts = [identify(dataset), identify(val_dataset)]
     folder = Path(f'data/{data_name(dataset)}-{kind}-{short_hash(json.dumps([settings, texts]))}')
     if not folder.exists():
         with lock(folder.with_name(f'.{folder.name}.lock')):

@@ -617,8 +617,9 @@ def start_files(run):
     """Writes config.py, starts wandb, and removes log entries and checkpoints after this step."""
     if RANK:
         return
-    options = dict(config, dataset=run.data_folder.as_posix(), init_from='resume',
-                   tokenizer=run.meta.get('tokenizer', tokenizer))
+    data, kind = run.data_folder.as_posix(), run.meta.get('tokenizer', tokenizer)
+    options = dict(config, dataset=data, init_from='resume',
+                   tokenizer=kind if kind in prepare.TOKENIZERS else f'{data}/tokenizer.json')       # it stays there
     del options['out_dir']
     head = 'from pathlib import Path\nout_dir = Path(__file__).parent.as_posix()\n'         # the folder may be renamed
     head += f'# dataset was made from {run.meta["source"]!r}\n'
