@@ -16,7 +16,9 @@ question = 'How does the loss fall with weights and with tokens?'
 #
 #   Python code, 1.95 million tokens: 2 x 96 2,733 steps of 16 1.524, 1,465 of 32 1.525 | 3 x 128 1,000 of 16 1.527,
 #     2,733 of 8 1.495, 1,615 of 16 1.489, 868 of 32 1.478, 450 of 64 1.497 | 4 x 192 1,294 of 8 1.533, 810 of 16 1.491,
-#     445 of 32 1.500, 954 of 32 1.388, 1,356 of 32 1.374 | 5 x 256 412 of 16 1.585, 1,281 of 16 1.370, 710 of 32 1.396
+#     445 of 32 1.500, 954 of 32 1.388, 1,356 of 32 1.374 | 5 x 256 412 of 16 1.585, 1,281 of 16 1.370, 710 of 32 1.396;
+#     later, on an Intel Xeon with AMX, not fitted: 4 x 192 1,432 of 32 1.367, 2,864 of 16 1.332 | 5 x 256 1,217 of 32
+#     1.353, 2,434 of 16 1.322, 4,400 of 8 1.333 | 7 x 384 1,553 of 16 1.319
 #   TinyStories, 3.5 MB, 0.87 million tokens of 2,048: 3 x 128 842 of 16 1.049, 1,043 of 32 1.011 | 4 x 192 1,420 of 8
 #     1.036, 872 of 16 1.017, 487 of 32 1.025 | 5 x 256 451 of 16 1.084; later, not fitted: 3 x 128 1,264 of 16 1.008 |
 #     4 x 192 2,170 of 8 1.003, 1,085 of 16 1.000, 542 of 32 1.014 | 5 x 256 848 of 16 0.993
@@ -25,6 +27,8 @@ question = 'How does the loss fall with weights and with tokens?'
 #
 # The other rules are from runs of one seed, too:
 # - Rates of 3e-3, 6e-3 and 12e-3 are in README.md.
+# - The batch of a run that the text limits: of these last ones and of 4 x 192 with 2.5 passes, half of it is better by
+#   0.010 to 0.035.
 # - Passes without dropout: Python code, 3 x 128, 1.8 passes 1.478, 5.5 passes (2,616 steps of 32) 1.515; but
 #   TinyStories, 3 x 128, 4.7 passes (1,917 of 16) 1.002.
 # - Dropout of 0.2 doubles the time of a step on a CPU, and what it is worth depends on the text. In two minutes: 3 x
