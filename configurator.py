@@ -156,8 +156,8 @@ def check_value(value, name, options, where):
 def run_file(path, options):
     """Runs a config file with the options so far. Returns {name: value} of those that it changes. Raises UserError."""
     if not path.endswith('.py'):
-        raise UserError(f'{path} is not a config file; use one of config/, the config.py of a run, or an option with two '
-                        f'dashes (--dataset for a text; in sample.py, --out_dir for a run)')
+        raise UserError(f'{path} is not a config file; use one of config/, the config.py of a run, or an option with '
+                        f'two dashes (--dataset for a text; in sample.py, --out_dir for a run)')
     try:
         found = runpy.run_path(path, dict(options))         # the file's globals start as the options
     except Exception as e:          # any error in the file is the user's to fix, and so is a missing file
