@@ -343,7 +343,7 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
         batch_size = 2 ** doublings
         batch = batch_size * c.block_size
         in_time = seconds / time_step(c, batch_size, device, dtype, False)      # steps
-        # A batch has about as many tokens as the run has steps. If time limits them, it is larger, which is faster.
+        # A batch has about as many tokens as the run has steps. If time limits the run, larger ones are faster.
         if 2 * in_time <= batch or most / batch <= 2 * min(batch, in_time):
             break
     if dropout:

@@ -811,7 +811,7 @@ def save_checkpoint(folder, model, tokenizer_path, eot, training, tensors, card,
 
 def remove_checkpoint(folder):
     """Removes a checkpoint, but renames it first, so that its remains do not look like one."""
-    remove(folder.rename(partial_path(folder.with_name('removed'))))        # the next one finds what a kill has left
+    remove(folder.rename(partial_path(folder.with_name('removed'))))        # and what a kill has left there
 
 def check_manifest(folder, to_resume):
     """Raises UserError if a file other than README.md is missing or changed. training.* is needed only to resume."""
