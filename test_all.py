@@ -2867,7 +2867,7 @@ BAD_FILES = {
     'model/config.json': b'{}',
 }
 
-@cases('command, says', r'''
+@cases('line, says', r'''
 train.py --bach_size=4 | batch_size
 train.py --dataset=nosuch | no text at 'nosuch'
 train.py --gradient_accumulation_steps=8 | batch_size counts
@@ -2921,13 +2921,13 @@ bench.py --what=compare | no variants to compare
 bench.py --what=compare --variants=--n_layer=1 | or one without a name
 bench.py --what=compare --variants=a: --picture=mlp | picture = 'mlp' must be rows, curves or an option of train.py
 ''')
-def test_a_mistake_is_one_line_and_status_2(command, says):
+def test_a_mistake_is_one_line_and_status_2(line, says):
     import pyarrow.parquet
     for name, data in BAD_FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_bytes(data)
     pyarrow.parquet.write_table(pyarrow.table(dict(a=['a'], b=['b'])), 'a.parquet')
-    assert says in refusal(command)
+    assert says in refusal(line)
     assert not Path('out').exists()
     assert not left() or 'too little text' in says
 
@@ -3025,8 +3025,10 @@ def run_load_checkpoint(src, model, optimizer):
     optimizer.load_state_dict(moments)
     return iteration
 
-# Our AdamW and clipping work on the weights of all layers at once. They are compared with torch's above.
-get_adamw_cls = partial(getattr, optim, 'AdamW')
+def get_adamw_cls():
+    """Our rule, and clipping, work on the weights of all layers at once. They are compared with torch's above."""
+    return optim.AdamW
+
 run_gradient_clipping = torch.nn.utils.clip_grad_norm_
 run_silu, run_softmax, run_cross_entropy = silu, softmax, cross_entropy
 run_train_bpe, run_multihead_self_attention_with_rope = train_bpe, run_multihead_self_attention
