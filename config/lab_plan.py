@@ -21,7 +21,9 @@ question = 'How does the loss fall with weights and with tokens?'
 #     1.353, 2,434 of 16 1.322, 4,400 of 8 1.333 | 7 x 384 1,553 of 16 1.319
 #   TinyStories, 3.5 MB, 0.87 million tokens of 2,048: 3 x 128 842 of 16 1.049, 1,043 of 32 1.011 | 4 x 192 1,420 of 8
 #     1.036, 872 of 16 1.017, 487 of 32 1.025 | 5 x 256 451 of 16 1.084; later, not fitted: 3 x 128 1,264 of 16 1.008 |
-#     4 x 192 2,170 of 8 1.003, 1,085 of 16 1.000, 542 of 32 1.014 | 5 x 256 848 of 16 0.993
+#     4 x 192 2,170 of 8 1.003, 1,085 of 16 1.000, 542 of 32 1.014 | 5 x 256 848 of 16 0.993; on the Intel Xeon: 2 x 96
+#     1,264 of 16 1.067 | 3 x 128 2,000 of 8 1.037, 1,130 of 16 1.021, 1,264 of 16 1.007, 612 of 32 1.031 | 4 x 192 640
+#     of 16 1.057
 #   Shakespeare, 1.1 MB, 0.41 million tokens of 1,024: 3 x 128 804 of 8 2.155 | 4 x 192 1,608 of 4 2.112, 804 of 8
 #     2.104, 402 of 16 2.130, 201 of 32 2.186 | 5 x 256 670 of 8 2.124, 402 of 16 2.110
 #
