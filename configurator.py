@@ -83,7 +83,9 @@ class Options(UserDict):
         for argument in arguments:
             found = read_pair(argument, self) if argument.startswith('--') else run_file(argument, self)
             self.update(found)
-            self.source |= dict.fromkeys(found, argument)
+            for name in found:
+                self.source.pop(name, None)         # so that it comes last
+                self.source[name] = argument
 
 def configure(script, *others, quiet=False):
     """

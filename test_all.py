@@ -359,10 +359,12 @@ def test_later_arguments_win_with_the_default_type(arguments, name, value):
 
 def test_begin_sets_other_options_to_their_defaults():
     options = options_after('--a=3', '--name=y')
-    write('c.py', 'a = 7\nlr = 0.5\n')
+    write('c.py', 'a = 7\nlr = 0.5\nname = "z"\n')
     options.begin(['c.py'])
-    assert options == options.defaults | dict(a=7)
-    assert options.source == dict(a='c.py')         # what a file sets to the same value has no source
+    assert options == options.defaults | dict(a=7, name='z')
+    assert options.source == dict(a='c.py', name='c.py')            # what a file sets to the same value has no source
+    options.read(['--a=8'])
+    assert [*options.source.values()] == ['c.py', '--a=8']          # in this order, a command would set the same
 
 def test_every_number_has_limits_in_its_comment():
     """Without limits, nan and inf would be valid."""
