@@ -43,8 +43,8 @@ import prepare
 import sample
 import train
 from configurator import Options, UserError, as_file, command, configure, launch
-from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choose_dtype, device_name, peak_flops,
-                   set_up)
+from model import (GPT, GPTConfig, Replayed, choose_compile, choose_device, choose_dtype, device_name, find_folder,
+                   load_model, peak_flops, set_up)
 from tokenizer import PATTERNS, Tokenizer
 
 # -----------------------------------------------------------------------------
@@ -139,10 +139,10 @@ def bench_train():
     c = model_config()
     model = build(c, 'meta')
     flops = model.flops_per_token()
-    total = tokens_of(config)
+    total = run_tokens()
     device, dtype, compiled = machine(total * flops)
     train.connect(device)
-    print(f'model   | {model.num_params():,} parameters, {flops:.3g} FLOPs per token')
+    print(f'model   | {model.num_params():,} parameters, {c.vocab_size:,} ids, {flops:.3g} FLOPs per token')
     step = make_step(c, device, dtype, compiled)
     seconds = median(laps(step, device, warmup_steps + steps)[warmup_steps:])
     rate = train.batch_size * c.block_size / seconds
@@ -298,14 +298,14 @@ def bench_resources():
     one, two = [memory(c, n, device, dtype).total() for n in (1, 2)]
     fits = max((1e9 * memory_gb - one) // (two - one) + 1, 0)
     print(f'\nlargest batch | {memory_gb:g} GB hold {fits:,.0f} sequences')
-    D = tokens or tokens_of(config)
+    D = tokens or run_tokens()
     spent = build(c, 'meta').flops_per_token() * D
     days = spent / (num_gpus * 1e12 * peak_tflops * mfu) / 86400
     print(f'time          | {days:,.4g} days for {D:,.0f} tokens, {spent:.3g} FLOPs, with {num_gpus} x {peak_tflops:g} '
           f'TFLOP/s at {mfu:.0%}')
 
-def tokens_of(options):
-    return options['max_iters'] * options['batch_size'] * options['block_size']
+def run_tokens():
+    return train.max_iters * train.batch_size * config['block_size']
 
 def print_parts(title, counts):
     """Prints counts by part, with their shares and total."""
@@ -485,7 +485,7 @@ class Variant:
         parts += [Path(argument).read_bytes() for argument in self.arguments if not argument.startswith('-')]
         mark = prepare.short_hash(repr(parts))[:6]
         seed = self.options['seed'] + i
-        folder = Path(f'{self.options["out_dir"] or "out"}/{short}-{mark}-{seed}')
+        self.folder = folder = Path(f'{self.options["out_dir"] or "out"}/{short}-{mark}-{seed}')
         if not train.points(train.read_log(folder), 'full_val_loss'):
             changed = [f'--{name}={value}' for name, value in train.config.items() if name in config.source]
             line = [sys.executable, train.__file__, *changed, *self.arguments, f'--seed={seed}', f'--out_dir={folder}',
@@ -592,7 +592,7 @@ def print_law(found):
     Tries all pairs of exponents; A and B minimize the squared relative errors of loss^(1 / beta). Raises UserError with
     < 6 variants.
     """
-    rows = [(build(model_config(v.options), 'meta').matmul_weights(), tokens_of(v.options), v.loss())
+    rows = [(load_model(find_folder(v.folder)).matmul_weights(), v.values('tokens')[-1], v.loss())
             for v in found if v.loss() < math.inf]
     if len(rows) < 6:
         raise UserError(f'the fit needs 6 variants that ended with a loss, not {len(rows)}; add more to --variants')

@@ -2801,14 +2801,14 @@ def test_a_plan_has_fewer_tokens_for_a_small_text(plan, known_text):
 
 def test_print_law_finds_a_known_law(printed):
     variants = []
-    for layers, steps in itertools.product((1, 2, 4, 8), (10, 99, 999, 9999)):
-        variant = bench.Variant('', f'--n_layer={layers} --max_iters={steps} --batch_size=3 --block_size=50')
-        N = GPT(GPTConfig(n_layer=layers)).matmul_weights()
-        D = steps * 3 * 50
-        variant.logs.append([dict(full_val_loss=(4e5 / N ** 0.8 + 9e6 / D) ** 0.2)])
+    for layers, D in itertools.product((1, 2, 4, 8), (1e3, 1e4, 1e5, 1e6)):
+        variant, model = bench.Variant(''), small_gpt(n_layer=layers)
+        variant.folder = save(model, f'{layers}-{D}')
+        loss = (4e4 / model.matmul_weights() ** 0.8 + 9e5 / D) ** 0.2
+        variant.logs.append([dict(tokens=1), dict(tokens=D, full_val_loss=loss)])
         variants.append(variant)
     bench.print_law(variants)
-    assert 'loss = (4e+05 / N^0.80 + 9e+06 / D)^0.200, off by 0.0%' in printed()
+    assert 'loss = (4e+04 / N^0.80 + 9e+05 / D)^0.200, off by 0.0%' in printed()
     with refuses('6 variants that ended with a loss, not 5'):
         bench.print_law(variants[:5])
 
