@@ -562,7 +562,7 @@ def save_picture(found, kind):
     figure = Figure(figsize=(9, 5), layout='constrained')
     figure.suptitle(question)
     axis = figure.subplots()
-    top = found[0].values('loss')[0]        # the initial loss; a diverged variant is drawn no higher, so that it fits
+    top = min(v.values('loss')[0] for v in found)       # an initial loss; a diverged variant is drawn there, to fit
     lines = defaultdict(list)           # {label: points}
     if kind == 'rows':
         axis.set(xlabel='validation loss')
@@ -571,7 +571,7 @@ def save_picture(found, kind):
     elif kind == 'curves':
         axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * top))
         for variant in found:
-            lines[variant.name] = train.points(variant.logs[0], 'loss')
+            lines[variant.name] = train.points(variant.logs[0], 'loss') or [(1, top)]       # diverged before a line
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
         for variant in found:

@@ -2735,6 +2735,15 @@ def test_bench_curves_shows_runs_in_one_table():
     assert [cells[name][:2] for name in 'ab'] == [[f'{a:.4f}', '+0.0000'], [f'{b:.4f}', f'{b - a:+.4f}']]
     assert Path('out/curves.png').stat().st_size > 5000
 
+@parametrize('kind', ['rows', 'curves', 'n_embd'])
+def test_a_picture_shows_what_diverged_at_once(kind):
+    good, bad = bench.Variant('good'), bench.Variant('bad')
+    good.logs, bad.logs = [[dict(step=1, loss=5.0), dict(step=2, full_val_loss=3.0)]], [[]]
+    with patch('train.save_figure') as save_figure:
+        bench.save_picture([bad, good], kind)
+    axis, = save_figure.call_args.args[0].axes
+    assert 5.0 in {number for line in axis.lines for number in line.get_data()[kind != 'rows']}
+
 def test_variants_may_differ_in_seed_and_first_model_and_diverge(here):
     train_here('other', '--max_iters=1 --n_layer=2 --n_head=4')
     folder = find_or_prepare('corpus.txt', 'byte').as_posix()           # a prepared text
