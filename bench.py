@@ -340,7 +340,7 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
     # A large model soon knows a text by heart.
     most = min(3.5 * (len(text) / N) ** (1 / 3), 3) * len(text)         # tokens
     for doublings in range(20):
-        batch_size = 2 ** doublings
+        batch_size = max(train.micro_batch_size, 1) * 2 ** doublings
         batch = batch_size * c.block_size
         in_time = seconds / time_step(c, batch_size, device, dtype, False)      # steps
         # A batch has about as many tokens as the run has steps. If time limits the run, larger ones are faster.

@@ -2798,7 +2798,7 @@ def test_more_time_trains_a_larger_model_until_the_text_limits_it(plan, known_te
     assert widths[0] < widths[1] <= widths[2] and limits == ['time', 'time', 'text']
 
 def test_the_command_of_a_plan_trains(plan, printed):
-    sizes, out = plan(1e-7, '--max_minutes=0.4 --seed=3')
+    sizes, out = plan(1e-7, '--max_minutes=0.4 --seed=3 --micro_batch_size=8')
     line = re.search('^command [|] python .*?(train.py .*)', out, re.M)[1]
     assert command(f'{line} --max_iters=2') == 0 and 'dropout' in line
     size = load_model(Run('out/corpus').last).config
