@@ -524,7 +524,7 @@ def bench_compare():
     for i in range(seeds):
         for variant in found:
             variant.run(i)
-            print(f'{variant.name}, seed {i + 1} of {seeds} | loss {variant.loss():.4f}')
+            print(f'{variant.name}, seed {i + 1} of {seeds} | mean loss {variant.loss():.4f}')
     print_results(found)
     save_picture(found, picture)
     return found
