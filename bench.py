@@ -562,7 +562,8 @@ def save_picture(found, kind):
     figure = Figure(figsize=(9, 5), layout='constrained')
     figure.suptitle(question)
     axis = figure.subplots()
-    top = min(v.values('loss')[0] for v in found)       # an initial loss; a diverged variant is drawn there, to fit
+    # A variant that diverged is drawn as high as the others begin or end.
+    top = max(loss for v in found for loss in (v.values('loss')[0], v.loss()) if loss < math.inf)
     lines = defaultdict(list)           # {label: points}
     if kind == 'rows':
         axis.set(xlabel='validation loss')

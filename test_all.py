@@ -2736,13 +2736,17 @@ def test_bench_curves_shows_runs_in_one_table():
     assert Path('out/curves.png').stat().st_size > 5000
 
 @parametrize('kind', ['rows', 'curves', 'n_embd'])
-def test_a_picture_shows_what_diverged_at_once(kind):
-    good, bad = bench.Variant('good'), bench.Variant('bad')
-    good.logs, bad.logs = [[dict(step=1, loss=5.0), dict(step=2, full_val_loss=3.0)]], [[]]
+def test_a_picture_shows_all_losses(kind):
+    found = [bench.Variant(name) for name in ('diverged', 'new', 'fine-tuned')]
+    for variant, first, last in zip(found[1:], (5.0, 3.0), (4.0, 2.0)):
+        variant.logs = [[dict(step=1, loss=first), dict(step=2, full_val_loss=last)]]
+    found[0].logs = [[]]
     with patch('train.save_figure') as save_figure:
-        bench.save_picture([bad, good], kind)
+        bench.save_picture(found, kind)
     axis, = save_figure.call_args.args[0].axes
-    assert 5.0 in {number for line in axis.lines for number in line.get_data()[kind != 'rows']}
+    drawn = {number for line in axis.lines for number in line.get_data()[kind != 'rows']}
+    assert drawn == ({5.0, 3.0} if kind == 'curves' else {5.0, 4.0, 2.0})
+    assert max(drawn) < (axis.get_xlim() if kind == 'rows' else axis.get_ylim())[1]
 
 def test_variants_may_differ_in_seed_and_first_model_and_diverge(here):
     train_here('other', '--max_iters=1 --n_layer=2 --n_head=4')
