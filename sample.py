@@ -234,9 +234,10 @@ def add_tokens(w, tok, ends, size, types):
     w.add_token_types(kinds)
     w.add_token_merges(bpe['merges'])
     w.add_add_bos_token(False)
-    if ends:
-        w.add_bos_token_id(ends[0])
-        w.add_eos_token_id(ends[0])
+    end = ends[0] if ends else tok.eot
+    if end is not None:         # otherwise llama.cpp takes 11, a comma in GPT-2's vocabulary
+        w.add_bos_token_id(end)
+        w.add_eos_token_id(end)
 
 # -----------------------------------------------------------------------------
 # the command

@@ -1729,6 +1729,7 @@ def test_a_gguf_file_holds_model_and_tokenizer(name, small_bpe):
     assert not want
     tokens, eot = fields['tokens'], small_bpe.eot
     assert [fields['model'], fields['pre'], fields['add_bos_token']] == ['gpt2', 'gpt-2', False]
+    assert fields['eos_token_id'] == eot            # although training had no end
     assert fields['merges'][:2] == ['a t', 'w a'] and len(fields['merges']) == len(small_bpe.merges)
     assert len({*tokens}) == 1100 and tokens[small_bpe.id_of[b' was']] == 'Ġwas' and tokens[eot] == END_OF_TEXT
     assert fields['token_type'] == [1] * eot + [3] + [5] * (1099 - eot)         # normal, control, unused
