@@ -184,7 +184,7 @@ class BaseTokenizer:
 
 class BPETokenizer(BaseTokenizer):
     """Byte-level BPE: every text can be encoded, and decode(encode(text)) == text."""
-    more_json = {}      # of the model in tokenizer.json
+    ignore_merges = False       # in tokenizer.json, whether a word that is a token needs no merges
 
     def __init__(self, vocab, merges, special_tokens=None, pattern='gpt2'):
         """Takes what train_bpe returns, and a key of PATTERNS. Special tokens that vocab lacks get the next ids."""
@@ -226,12 +226,12 @@ class BPETokenizer(BaseTokenizer):
         names |= {id: token for token, id in self.special_ids.items()}
         merges = [f'{names[a]} {names[b]}' for a, b in self.merged]          # a space is printed as Ġ
         model = dict(type='BPE', vocab={name: id for id, name in names.items()}, merges=merges,
-                     **self.more_json)
+                     ignore_merges=self.ignore_merges)
         return cut_like(self.pattern_name), model, byte_level(self.pattern_name == 'gpt2')
 
 class WordTokenizer(BPETokenizer):
     """Has no merges, but a token for each byte and for some whole words. Bytes spell the other words."""
-    more_json = dict(ignore_merges=True)
+    ignore_merges = True
 
     def word_ids(self, word):
         id = self.id_of.get(word.encode())
