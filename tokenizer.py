@@ -227,7 +227,7 @@ class BPETokenizer(BaseTokenizer):
         merges = [f'{names[a]} {names[b]}' for a, b in self.merged]          # a space is printed as Ġ
         model = dict(type='BPE', vocab={name: id for id, name in names.items()}, merges=merges,
                      ignore_merges=self.ignore_merges)
-        return cut_like(self.pattern_name), model, byte_level(self.pattern_name == 'gpt2')
+        return cut_like(self.pattern_name), model, byte_level()
 
 class WordTokenizer(BPETokenizer):
     """Has no merges, but a token for each byte and for some whole words. Bytes spell the other words."""
@@ -907,13 +907,13 @@ class Tokenizer(BPETokenizer):
 def split_at(pattern, behavior='Isolated', invert=False):
     return dict(type='Split', pattern=dict(Regex=pattern), behavior=behavior, invert=invert)
 
-def byte_level(use_regex):
+def byte_level(use_regex=True):         # a decoder ignores it
     return dict(type='ByteLevel', add_prefix_space=False, trim_offsets=True, use_regex=use_regex)
 
 def cut_like(pattern_name):
     """Returns the pre_tokenizer that splits with one of our patterns. ByteLevel has GPT-2's built in."""
     if pattern_name == 'gpt2':
-        return byte_level(use_regex=True)
+        return byte_level()
     return dict(type='Sequence', pretokenizers=[split_at(PATTERNS[pattern_name]), byte_level(use_regex=False)])
 
 # GPT-2's table: each byte as a printable character, so that a token can be a key in JSON
