@@ -559,14 +559,13 @@ class Shards:
     def __len__(self):
         return self.shard_starts[-1]
 
-    def text_bytes(self, starts, length):
+    def text_bytes(self, ids):
         """
-        Returns how many bytes of text the targets of these windows have, for bits per byte: 0 if there is no tokenizer.
-        Ids that begin or end a document have none.
+        Returns how many bytes of text an array of ids has, for bits per byte: 0 if there is no tokenizer. Ids that
+        begin or end a document have none.
         """
         if not self.tok:
             return 0
-        ids = np.concatenate([self.read(start + 1, length) for start in starts])
         return len(self.tok.decode_bytes(ids[~np.isin(ids, [self.tok.eot, *self.tok.opening])]))
 
     def read(self, start, length):

@@ -578,7 +578,7 @@ def evaluate(run, max_tokens=0, latest=math.inf):
         x, y = data.batch(batch, length, run.device)
         nats += run.model(x, y).item() * y.numel()
         tokens += y.numel()
-        text_bytes += data.text_bytes(batch, length)
+        text_bytes += data.text_bytes(y.cpu().numpy())
     nats, tokens, text_bytes = combine('SUM', nats, tokens, text_bytes)
     bits_per_byte = nats / math.log(2) / text_bytes if text_bytes else None
     return dict(val_loss=nats / tokens, val_bpb=bits_per_byte, val_tokens=int(tokens))
