@@ -431,7 +431,7 @@ def cut_table(pattern):
 
     table[UNSURE] = 0           # has several bytes; a cut before the last would be inside the character
     table[SEPARATOR] = table[:, SEPARATOR] = BETWEEN
-    return table.astype(np.uint8).tobytes()
+    return bytes(table.flat)
 
 def classes(raw):
     """Returns the class of each byte's character in UTF-8: classes(' aé'.encode()) -> [4, 6, 6, 6]"""
