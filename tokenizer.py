@@ -963,10 +963,10 @@ NOT_COMPARED = 'version', 'truncation', 'padding', 'decoder', 'normalized', 'unk
 
 def essence(data):
     """Returns the contents of a tokenizer.json without empty settings and those in NOT_COMPARED."""
-    return json.loads(json.dumps(data), object_hook=to_compare)         # it is called for each dict, inner ones first
+    return json.loads(json.dumps(data), object_pairs_hook=to_compare)           # of each dict, inner ones first
 
-def to_compare(part):
-    return {name: value for name, value in part.items() if value and name not in NOT_COMPARED}
+def to_compare(pairs):
+    return {name: value for name, value in pairs if value and name not in NOT_COMPARED}
 
 def read_ours(data):
     """
