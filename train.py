@@ -574,8 +574,7 @@ def evaluate(run, max_tokens=0, latest=math.inf):
     for batch in tqdm(batches[RANK::WORLD_SIZE], 'evaluating', disable=RANK > 0 or None, leave=False, delay=3):
         if tokens and time.perf_counter() > latest:
             break
-        length = min(T, n - batch[0])
-        x, y = data.batch(batch, length, run.device)
+        x, y = data.batch(batch, min(T, n - batch[0]), run.device)
         nats += run.model(x, y).item() * y.numel()
         tokens += y.numel()
         text_bytes += data.text_bytes(y.cpu().numpy())
