@@ -585,7 +585,7 @@ class Shards:
         other without end. Nothing else is random, so there is no state to save. For another T, the order is another.
         """
         n = (len(self) - T) // T        # sequences per epoch; T tokens are left over for an offset and the last target
-        return [int(epoch_order(seed, i // n, n, T)[i % n]) for i in range(first, first + count)]
+        return [epoch_order(seed, i // n, n, T)[i % n] for i in range(first, first + count)]
 
     def batch(self, starts, T, device='cpu'):
         """Returns the sequences at these starts as idx and targets, (2, B, T) int64 on a device. Raises UserError."""
