@@ -392,7 +392,7 @@ def make_tokenizer(kind, vocab_size, batches):
         longer = sorted((-n, word) for word, n in counts.items() if len(word) > 1)       # the most frequent first
         tokens = BYTES + [word for _, word in longer[:vocab_size - 257]]
         return WordTokenizer(enumerate(tokens), [], [END_OF_TEXT], pattern)
-    return Tokenizer(*merge_words(counts, vocab_size, [END_OF_TEXT]), [END_OF_TEXT], pattern)
+    return Tokenizer(*merge_words(counts, vocab_size - 1), [END_OF_TEXT], pattern)
 
 # -----------------------------------------------------------------------------
 # The data folder. It is written under another name, and renamed when it is complete and on the disk.
