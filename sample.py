@@ -201,7 +201,7 @@ def write_gguf(path, model, tok, ends, dtype):
     w = gguf.GGUFWriter(unfinished, kind)
     for key, field in GGUF_KEYS.items():
         getattr(w, f'add_{key}')(getattr(c, field))
-    add_tokens(w, tok, ends, c.vocab_size, gguf.TokenType)
+    add_tokens(w, tok, ends, c.vocab_size)
 
     matrix = dict(float32='F32', float16='F16', bfloat16='BF16')[dtype]
     w.add_file_type(gguf.LlamaFileType['ALL_F32' if matrix == 'F32' else f'MOSTLY_{matrix}'])
@@ -220,14 +220,15 @@ def write_gguf(path, model, tok, ends, dtype):
     w.close()
     unfinished.replace(path)
 
-def add_tokens(w, tok, ends, size, types):
+def add_tokens(w, tok, ends, size):
     """Adds the tokenizer of a model with `size` ids, the last of which may have no token."""
+    from gguf import TokenType
     _, bpe, _ = tok.as_json()
     tokens = [f'[unused {id}]' for id in range(size)]
-    kinds = [types.UNUSED] * size
+    kinds = [TokenType.UNUSED] * size
     for token, id in bpe['vocab'].items():
         tokens[id] = token
-        kinds[id] = types.CONTROL if token in tok.special_ids else types.NORMAL
+        kinds[id] = TokenType.CONTROL if token in tok.special_ids else TokenType.NORMAL
     w.add_tokenizer_model('gpt2')
     w.add_tokenizer_pre(dict(gpt2='gpt-2', gpt4='dbrx')[tok.pattern_name])      # llama.cpp's names for PATTERNS
     w.add_token_list(tokens)
