@@ -596,11 +596,11 @@ def evaluate_run(run):
         return found
     with optional('curves.png'):
         draw_curves(run.folder)
-    tok, ends = run.val_data.tok, run.ends
+    tok = run.val_data.tok
     if tok and sample_tokens:
         with optional('the sample text'):
-            steps = generate(run.model, [prompt_ids(tok, sample_start, ends)], sample_tokens, seed=seed,
-                             has_ended=lambda text: text[-1] in ends, vocab_size=tok.vocab_size, temperature=0.8)
+            steps = generate(run.model, [prompt_ids(tok, sample_start, run.ends)], sample_tokens, seed=seed,
+                             has_ended=lambda text: text[-1] in run.ends, vocab_size=tok.vocab_size, temperature=0.8)
             print('-' * 40, sample_start + texts_of(steps, tok)[0], '-' * 40, sep='\n')
     return found
 
