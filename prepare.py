@@ -425,8 +425,9 @@ def is_prepared(dataset):
 
 def separator_of(dataset):
     r"""Returns the text between documents. \n and \t are escapes, because line breaks are hard to type."""
-    known = DATASETS.get(dataset, {}).get('separator', separator)
-    typed = known if separator == END_OF_TEXT else separator
+    typed = separator
+    if separator == END_OF_TEXT:        # the default
+        typed = DATASETS.get(dataset, {}).get('separator', separator)
     return typed.replace('\\n', '\n').replace('\\t', '\t')
 
 def data_name(dataset):
