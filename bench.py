@@ -75,7 +75,6 @@ config = configure(globals(), train, prepare, GPTConfig)        # train.config h
 
 def machine(flops=math.inf, texts=0):
     """Prints and returns the device, the dtype, and whether to compile. flops: of the run; texts: generated at once."""
-    train.check_options()
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
@@ -83,10 +82,10 @@ def machine(flops=math.inf, texts=0):
     print(f'machine | {device} ({device_name(device)}), {dtype}, compile {compiled}')
     return device, dtype, compiled
 
-def model_config(options=config, **others):
-    """Returns the GPTConfig of the options, as far as it is known without the data. others: fields to override."""
+def model_config(**others):
+    """Returns the GPTConfig of the options, as far as it is known without the text. others: fields to override."""
     sizes = dict(gpt2=50304, byte=257, char=100)        # ignore --vocab_size; char depends on the text
-    return train.model_config(options, vocab_size=sizes.get(options['tokenizer'], options['vocab_size']), **others)
+    return train.model_config(vocab_size=sizes.get(train.tokenizer, train.vocab_size), **others)
 
 def build(c, device, dtype='float32', new=True):
     """Returns a model with new weights, or zeros. On the device 'meta' it has only shapes and takes no memory."""
@@ -613,6 +612,7 @@ def print_law(found):
 def main():
     if train.WORLD_SIZE > 1 and what != 'train':
         raise UserError(f'several processes can only time a training step; use python bench.py --what={what}')
+    train.check_options()
     globals()[f'bench_{what}']()
 
 if __name__ == '__main__':
