@@ -338,13 +338,14 @@ def choose_size(width, text, seconds, device, dtype, dropout=0.0):
     N = model.matmul_weights()
     # A large model soon knows a text by heart.
     most = min(3.5 * (len(text) / N) ** (1 / 3), 3) * len(text)         # tokens
-    for doublings in range(20):
-        batch_size = max(train.micro_batch_size, 1) * 2 ** doublings
+    batch_size = max(train.micro_batch_size, 1)
+    while True:
         batch = batch_size * c.block_size
         in_time = seconds / time_step(c, batch_size, device, dtype, False)      # steps
         # A batch has about as many tokens as the run has steps. If time limits the run, larger ones are faster.
         if 2 * in_time <= batch or most / batch <= 2 * min(batch, in_time):
             break
+        batch_size *= 2
     if dropout:
         most *= 4           # but passes are worth two thirds
     # Compiling takes half a minute, which does not count. It changes nothing if the text limits the run.
