@@ -567,11 +567,11 @@ class Shards:
     def text_bytes(self, ids):
         """
         Returns how many bytes of text an array of ids has, for bits per byte: 0 if there is no tokenizer. Ids that
-        begin or end a document have none.
+        begin or end a document, and targets of -100, have none.
         """
         if not self.tok:
             return 0
-        return len(self.tok.decode_bytes(ids[~np.isin(ids, [self.tok.eot, *self.tok.opening])]))
+        return len(self.tok.decode_bytes(ids[~np.isin(ids, [self.tok.eot, *self.tok.opening, -100])]))
 
     def read(self, start, length):
         """Returns tokens[start : start + length], across shards."""

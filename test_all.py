@@ -1465,6 +1465,7 @@ def in_shards(monkeypatch):
 def test_shards_are_read_as_one_array(in_shards):
     assert [shard['tokens'] for shard in in_shards.meta['train']['shards']] == [25, 25, 25, 15]
     tokens, shards = CODE[:90].encode(), in_shards.shards('train')
+    assert shards.text_bytes(np.array([[256, 65], [-100, 66]])) == 2            # no ends, and no targets of -100
     for start in range(90):
         for length in range(1, 91 - start):
             assert bytes(shards.read(start, length).tolist()) == tokens[start:start + length]
