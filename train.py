@@ -11,7 +11,7 @@ It prepares missing data, prints a line every log_interval steps (with the MFU o
 
     step 350 | loss 3.9447 | norm 0.37 | lr 6.0e-03 | 94.6 ms | 21,651 tok/s | 0:01:02 left
 
-and writes out/<run>/: checkpoints step_00001000/ (Hugging Face folders), config.py, log.jsonl, curves.png.
+and writes out/<run>/: checkpoints step_00001250/ (Hugging Face folders), config.py, log.jsonl, curves.png.
 """
 import atexit
 import inspect
@@ -55,7 +55,7 @@ out_dir = ''            # (path) folder of the run ('': out/<dataset>, or if tha
 init_from = 'scratch'   # (path) scratch, resume, auto (resume if out_dir has a checkpoint), or another model to start
                         # from: a run, a checkpoint, a Llama, Qwen3 or GPT-2 in a folder, or gpt2 or owner/model on the
                         # hub (auto:gpt2 resumes if it can, and otherwise starts from gpt2)
-max_iters = 1000        # (>= 1, < 1e10) optimizer steps
+max_iters = 1250        # (>= 1, < 1e10) optimizer steps
 max_minutes = 0.0       # (>= 0, < 1e8) if above 0, the schedule ends after this time or at max_iters, whichever comes
                         # first. The clock starts after the first step. The final evaluation may take as long again
 eval_interval = 250     # (>= 1, < 1e10) steps between evaluations, each of which is followed by a checkpoint
@@ -67,7 +67,7 @@ sample_tokens = 64      # (>= 0, < 1e7) tokens of sample text printed at each ev
 sample_start = ''       # beginning of the sample text ('': a new document)
 seed = 1                # (>= 0, < 1e18) seeds the weights, the data order and dropout
 # the optimizer
-batch_size = 16         # (>= 1, < 1e8) sequences per optimizer step, over all devices
+batch_size = 12         # (>= 1, < 1e8) sequences per optimizer step, over all devices
 micro_batch_size = 0    # (>= 0, < 1e8) sequences per device at once (0: 4,096 tokens; on a GPU, 65,536 if they fit)
 optimizer = 'muon'      # (muon, adamw, adam, rmsprop, adagrad, momentum or sgd) muon is for matrices in blocks, with
                         # adamw for the rest

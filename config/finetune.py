@@ -2,7 +2,7 @@
 # sequences x 256 = 8,192 tokens. Architecture and tokenizer come from init_from, which can also be one of your
 # checkpoints, or a Llama, Qwen3 or GPT-2 in Hugging Face format, in a folder or on the hub
 # (owner/model):
-#   python train.py config/finetune.py --init_from=out/python/step_00001000 --dataset=my_code/ --block_size=128
+#   python train.py config/finetune.py --init_from=out/python/step_00001250 --dataset=my_code/ --block_size=128
 #   python train.py config/finetune.py --init_from=auto:gpt2        # resumes if it was interrupted
 # The result has not been measured here.
 dataset = 'shakespeare'
