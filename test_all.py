@@ -360,11 +360,10 @@ def test_later_arguments_win_with_the_default_type(arguments, name, value):
 def test_begin_sets_other_options_to_their_defaults():
     options = options_after('--a=3', '--name=y')
     write('c.py', 'a = 7\nlr = 0.5\nname = "z"\n')
-    options.begin(['c.py'])
-    assert options == options.defaults | dict(a=7, name='z')
-    assert options.source == dict(a='c.py', name='c.py')            # what a file sets to the same value has no source
-    options.read(['--a=8'])
-    assert [*options.source.values()] == ['c.py', '--a=8']          # in this order, a command would set the same
+    options.begin(['c.py', '--a=8'])
+    assert options == options.defaults | dict(a=8, name='z')
+    # What a file sets to the same value has no source. In this order, a command would set the same.
+    assert [*options.source.items()] == [('name', 'c.py'), ('a', '--a=8')]
 
 def test_every_number_has_limits_in_its_comment():
     """Without limits, nan and inf would be valid."""
@@ -1465,7 +1464,7 @@ def in_shards(monkeypatch):
 def test_shards_are_read_as_one_array(in_shards):
     assert [shard['tokens'] for shard in in_shards.meta['train']['shards']] == [25, 25, 25, 15]
     tokens, shards = CODE[:90].encode(), in_shards.shards('train')
-    assert shards.text_bytes(np.array([[256, 65], [-100, 66]])) == 2            # no ends, and no targets of -100
+    assert shards.text_bytes(np.array([256, 65, -100])) == 1            # neither ends nor targets of -100 count
     for start in range(90):
         for length in range(1, 91 - start):
             assert bytes(shards.read(start, length).tolist()) == tokens[start:start + length]
@@ -2222,7 +2221,6 @@ def test_a_folder_of_nanogpt_trains_as_it_is():
     run = train_here('a', 'nano.py --n_embd=8 --max_iters=1')
     near(run.losses[0], math.log(50257), 0.3)
     assert load_model(run.last).config.vocab_size == 50304          # a multiple of 64
-    assert options_in('a/config.py')['vocab_size'] == 50257
     assert f'{8 * 50257:,}' in run_bench('--what=resources nano.py --n_embd=8')
     assert run.log[-1]['full_val_bpb'] is None and 'put one there' in refusal('sample.py --out_dir=a')
     IDS.astype(np.uint16).tofile('nano/val.bin')            # one more token for validation
@@ -2750,7 +2748,7 @@ def test_a_picture_shows_all_losses(kind):
     axis, = save_figure.call_args.args[0].axes
     drawn = {number for line in axis.lines for number in line.get_data()[kind != 'rows']}
     assert drawn == ({5.0, 3.0} if kind == 'curves' else {5.0, 4.0, 2.0})
-    assert max(drawn) < (axis.get_xlim() if kind == 'rows' else axis.get_ylim())[1]
+    assert kind != 'curves' or axis.get_ylim()[1] > 5
 
 def test_variants_may_differ_in_seed_and_first_model_and_diverge(here):
     train_here('other', '--max_iters=1 --n_layer=2 --n_head=4')
@@ -2759,8 +2757,7 @@ def test_variants_may_differ_in_seed_and_first_model_and_diverge(here):
     ill = 'ill: --learning_rate=1e37 --optimizer=sgd --grad_clip=0'
     rows = table(run_bench(line, variants=f'{ill}; one:; two: --seed=2'))
     assert (rows['ill'][0], rows['ill'][-1]) == ('inf', '0 of 1')
-    assert rows['one'][0][:2] == rows['two'][0][:2] == '5.' and rows['one'][-1] == rows['two'][-1] == '1 of 1'
-    assert rows['one'][0] != rows['two'][0]
+    assert rows['one'][-1] == rows['two'][-1] == '1 of 1' and rows['one'][0] != rows['two'][0]
     with refuses('--tokenizer=byte has no effect on other'):
         run_bench(line, variants='three: --init_from=other')
 
