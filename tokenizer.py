@@ -543,7 +543,7 @@ class Pieces:
         next_16 = np.ndarray(len(window), 'V16', window + bytes(16), strides=1)     # item i is window[i:i + 16]
         keys = next_16[begin].view('<u8').reshape(-1, 2)
         keys |= PADDING.take(size, axis=0, mode='clip')
-        long = size > 15
+        long = np.flatnonzero(size > 15)
         found = slices(window, begin[long], size[long])
         keys[long, 0] = [self.long.setdefault(piece, len(self.long)) for piece in found]
         return keys
