@@ -891,7 +891,8 @@ class Tokenizer(BPETokenizer):
             ids[at[first]] = made[first]
             ids[at[first + 1]] = EDGE
             going[first + 1] = False
-            at, made = at[going], made[going]
+            left = np.flatnonzero(going)
+            at, made = at[left], made[left]
             first = np.cumsum(going)[first] - 1         # the new ids among the places that are left
             near = np.append(first - 1, first)          # the pairs that end or begin with them
             made[near] = self.merge_pairs(ids[at[near]], ids[at[near + 1]])
