@@ -381,7 +381,7 @@ def bench_plan():
         raise UserError('a plan needs a time; add --max_minutes=30')
     fixed = 'vocab_size' in config.source or train.tokenizer != 'bpe' or prepare.is_prepared(train.dataset)
     while True:
-        _, _, text, _ = train.open_data(None)
+        text = train.open_data(None)[2]
         if fixed or train.vocab_size <= 512 or len(text) >= 200 * train.vocab_size:
             break
         config.read([f'--vocab_size={train.vocab_size // 2}'])          # Tokens would be too rare
