@@ -15,8 +15,9 @@ Measures speed and how close it is to the hardware's limits, computes what a mod
     python bench.py --what=curves --runs=out/a,out/b             # several runs in one table and one picture
     python bench.py config/lab.py config/lab_ablations.py        # an experiment; see config/lab_*.py
 
-bench.py takes the options of train.py, too. Speed is measured on random tokens. MFU is the achieved FLOP/s divided by
-the GPU's dense bf16 peak (see GPT.flops_per_token). The measured rate of a large matmul is a limit on every device.
+bench.py takes the options of train.py, too. Speed is measured on random tokens, of a vocabulary of --vocab_size (for
+a text that is prepared, give its own). MFU is the achieved FLOP/s divided by the GPU's dense bf16 peak (see
+GPT.flops_per_token). The measured rate of a large matmul is a limit on every device.
 """
 import math
 import re
@@ -75,6 +76,7 @@ config = configure(globals(), train, prepare, GPTConfig)        # train.config h
 
 def machine(flops=math.inf, texts=0):
     """Prints and returns the device, the dtype, and whether to compile. flops: of the run; texts: generated at once."""
+    train.check_options()
     device = choose_device(train.device, train.LOCAL_RANK)
     set_up(device)
     compiled = choose_compile(train.compile, device, flops)
@@ -83,7 +85,7 @@ def machine(flops=math.inf, texts=0):
     return device, dtype, compiled
 
 def model_config(**others):
-    """Returns the GPTConfig of the options, as far as it is known without the text. others: fields to override."""
+    """Returns the GPTConfig of the options, without reading the data. others: fields to override."""
     sizes = dict(gpt2=50304, byte=257, char=100)        # ignore --vocab_size; char depends on the text
     return train.model_config(vocab_size=sizes.get(train.tokenizer, train.vocab_size), **others)
 
@@ -613,7 +615,6 @@ def print_law(found):
 def main():
     if train.WORLD_SIZE > 1 and what != 'train':
         raise UserError(f'several processes can only time a training step; use python bench.py --what={what}')
-    train.check_options()
     globals()[f'bench_{what}']()
 
 if __name__ == '__main__':

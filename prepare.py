@@ -69,17 +69,13 @@ def check_options(tokenizer, vocab_size):
         raise UserError(f'separator = {separator!r} may have lost a \\ in the shell; quote it, as in --separator="\\n"')
 
 def check_prepared(options):
-    """
-    If the data set is a folder that is prepared, sets vocab_size to its own. Raises UserError if it was prepared with
-    another value of an option.
-    """
+    """Raises UserError if the data set is a folder that was prepared with another value of an option."""
     if not is_prepared(options['dataset']):
         return
     meta = read_meta(Path(options['dataset']))
     known = {name: meta.get(name) for name in config if name not in ('dataset', 'workers')}
     check_unused(options, known, options['dataset'] + ', which is prepared; leave it out, or use the text itself as '
                  '--dataset')
-    options['vocab_size'] = meta['vocab_size']
 
 def check_unused(options, known, where):
     """Raises UserError if an option on the command line differs from the known value of what it cannot change."""
