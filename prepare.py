@@ -11,10 +11,11 @@ It writes data/<name>-<tokenizer>-<hash>/ with train_000.bin, ..., val_000.bin (
 vocabulary is above 65,536), meta.json and tokenizer.json, and prints a summary. The folder is a cache: a change
 of an option, or of a file's path, size or time, makes a new one.
 
-In a folder or pattern, the last of the words train, val (or valid, validation, dev) and test in a file's path below the
-folder says what it is for. Test files are left out, and files without such a word are training text. Hidden files,
-README* and LICENSE* are skipped, and ** does not follow links to folders. Nothing else is guessed: backups (a.txt~),
-copies and Git LFS pointers are kept, and files with a suffix other than those for rows are read as text.
+In the folder or pattern of --dataset, the last of the words train, val (or valid, validation, dev) and test in a file's
+path below the folder says what it is for. Test files are left out, and files without such a word are training text.
+Hidden files, README* and LICENSE* are skipped, and ** does not follow links to folders. Nothing else is guessed:
+backups (a.txt~), copies and Git LFS pointers are kept, and files with a suffix other than those for rows are read as
+text.
 """
 import codecs
 import csv
