@@ -3,7 +3,7 @@
 # variants from the options set before them:
 #   python bench.py config/lab.py config/lab_ablations.py --dataset=my_text.txt
 # An experiment ends with a table, and a picture in its out_dir. If it is interrupted, the same command continues it
-# without repeating finished runs.
+# without repeating finished runs (those that diverged are repeated).
 #
 # The answers in config/lab_*.py are validation losses on 3.5 MB of TinyStories, means of seeds 1 to 3 unless stated,
 # measured on an AMD EPYC with AVX512_BF16, or with AVX2 where they say so. The baseline is this file with that text,
