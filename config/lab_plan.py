@@ -40,7 +40,8 @@ question = 'How does the loss fall with weights and with tokens?'
 #   without it end at 1.099. Over ten such runs, these passes are worth 0.6 times those without it (0.38 to 1.2). A
 #   batch should not grow with them: Shakespeare, 3 x 128, 1,140 of 32 2.125, 2,280 of 16 2.111, 4,560 of 8 2.105.
 # - The default run: 1,000 of 16 1.528, 1.533, 1.508 (seeds 1, 2, 3); in the same time, 1,690 of 8 1.528, 1.520, 1.520,
-#   or at 4.2e-3 1.527, 1.528; 1,850 of 8 with a vocabulary of 2,048 1.551, 1.559.
+#   or at 4.2e-3 1.527, 1.528; 1,850 of 8 with a vocabulary of 2,048 1.551, 1.559; later, 1,250 of 12 1.514, 1.512,
+#   1.499 (1,290 1.515, 1.514, 1.499, or at 5e-3 1.511, 1.521), which it now is.
 # - Vocabulary: 1 MB of Shakespeare with 4,096 tokens at best 2.154, with 1,024 2.104, with 512 2.136; 90 KB of it with
 #   4,096 2.957, with 1,024 2.297, with 512 2.273 (all with dropout).
 # Not checked: widths above 256, contexts other than 128, more than 17 million tokens, GPUs.
