@@ -293,8 +293,7 @@ def csv_rows(file, delimiter=','):
         if None in (*row, *row.values()):       # An unquoted text would end at a comma
             raise csv.Error('it does not have as many fields as the header; put texts in quotes')
         if delimiter == '\t' and any('\t' in text and '\n' in text for text in row.values()):
-            raise csv.Error('a text has a tab and a line break, perhaps because a quote joins rows; double that, or use '
-                            'CSV')
+            raise csv.Error('a text has a tab and a line break; double the quote that joins rows, or use CSV')
         yield row
 
 def parquet_rows(file):

@@ -2914,7 +2914,7 @@ prepare.py --dataset=space.csv | fields: [' text']); use another --text_field
 prepare.py --dataset=list.jsonl | row 1 of list.jsonl has no text in 'text', but ['text']
 prepare.py --dataset=broken.jsonl | cannot read row 2 of broken.jsonl (JSON
 prepare.py --dataset=comma.csv | cannot read row 1 of comma.csv (Error: it does not have as many fields as the header
-prepare.py --dataset=quote.tsv | row 1 of quote.tsv (Error: a text has a tab and a line break, perhaps because
+prepare.py --dataset=quote.tsv | row 1 of quote.tsv (Error: a text has a tab and a line break; double the
 prepare.py --dataset=a.parquet --text_field=c | fields: ['a', 'b']); use another --text_field
 prepare.py --dataset=cut.txt.gz | cannot read cut.txt.gz (EOFError
 prepare.py --dataset=cut | val.bin
