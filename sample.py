@@ -235,8 +235,8 @@ def add_tokens(w, tok, ends, size):
     w.add_token_types(kinds)
     w.add_token_merges(bpe['merges'])
     w.add_add_bos_token(False)
-    end = ends[0] if ends else tok.eot
-    if end is not None:         # otherwise llama.cpp takes 11, a comma in GPT-2's vocabulary
+    end = ends[0] if ends else tok.eot          # Without one, llama.cpp takes 11, a comma in GPT-2's vocabulary
+    if end is not None:
         w.add_bos_token_id(end)
         w.add_eos_token_id(end)
 
