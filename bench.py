@@ -574,7 +574,7 @@ def save_picture(found, kind):
     elif kind == 'curves':
         axis.set(xlabel='step', ylabel='training loss', ylim=(0, 1.1 * top))
         for variant in found:
-            lines[variant.name] = train.points(variant.logs[0], 'loss') or [(1, top)]       # diverged before a line
+            lines[variant.name] = train.points(variant.logs[0], 'loss') or [(1, top)]       # diverged at once
     else:
         axis.set(xlabel=kind, ylabel='validation loss', xscale='log')
         for variant in found:
