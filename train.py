@@ -9,7 +9,7 @@ Trains a GPT on whatever device there is.
 
 It prepares missing data, prints a line every log_interval steps (with the MFU on a known GPU)
 
-    step 350 | loss 3.9447 | norm 0.37 | lr 6.0e-03 | 94.6 ms | 21,651 tok/s | 0:01:02 left
+    step 350 | loss 4.0213 | norm 0.38 | lr 6.0e-03 | 82.4 ms | 18,652 tok/s | 0:01:14 left
 
 and writes out/<run>/: checkpoints step_00001250/ (Hugging Face folders), config.py, log.jsonl, curves.png.
 """
